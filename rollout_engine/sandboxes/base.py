@@ -1,0 +1,133 @@
+"""The contract of a sandbox: where a task's commands run. One contract suite holds for every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from rollout_engine.types import ExecResult
+
+MAX_OUTPUT_BYTES = 10 * 2**20
+"""A stream of one command keeps this much: its tail."""
+MAX_READ_BYTES = 100 * 2**20
+"""The largest file that `read_file` returns."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSpec:
+    """What a sandbox is made from. Frozen and picklable; live things stay with the provider.
+
+    `layers` are read-only trees under the root, lowest first, as the provider knows them (a prepared task,
+    a workspace exported to its verifier); most sandboxes have none.
+    """
+
+    image: str | None = None
+    directory: str | None = None
+    tar: str | None = None
+    layers: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str = "/workspace"
+    user: str | None = None
+    network: str = "none"
+    memory_bytes: int = 2 * 2**30
+    cpus: float = 1.0
+    processes: int = 512
+    disk_bytes: int = 512 * 2**20
+    inodes: int = 100_000
+    require_limits: bool = False
+    label: str = ""
+    """Names the rollout in labels, logs and the reaper."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """A background job: `exit_code` None while it runs; the output so far (tails)."""
+
+    exit_code: int | None
+    stdout: bytes = b""
+    stderr: bytes = b""
+
+
+class Sandbox(Protocol):
+    """A live sandbox. Whoever opened it closes it; `close` may be called twice.
+
+    Faults of the provider raise SandboxError (SandboxDied once it is gone); they are never command output.
+    """
+
+    @property
+    def limits_enforced(self) -> str:
+        """Which limits hold and by what, such as `memory:cgroup,processes:pid_max,disk:tmpfs`; `none`."""
+        ...
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        user: str | None = None,
+    ) -> ExecResult:
+        """Runs a command to its end. A non-zero exit is a result (127: no such program).
+
+        Ends with the command's own exit, not with the end of its output: what a background child still
+        writes is dropped. Raises ExecTimeout with the partial output after killing the command's group.
+        """
+        ...
+
+    async def read_file(self, path: str, *, max_bytes: int = MAX_READ_BYTES) -> bytes:
+        """Raises FileNotFoundError, IsADirectoryError, PermissionError; ValueError above `max_bytes`."""
+        ...
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Writes a whole file and makes its parents."""
+        ...
+
+    async def upload(self, source: Path, path: str) -> None:
+        """Copies a host's file or directory into the sandbox."""
+        ...
+
+    async def download(self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES) -> None:
+        """Copies a file or directory out. Regular files and directories only; links are not followed."""
+        ...
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> str:
+        """Starts a background job and returns its name."""
+        ...
+
+    async def poll(self, job: str) -> JobStatus:
+        """How a job stands. Raises KeyError for a job that was never started."""
+        ...
+
+    async def stop(self, job: str) -> None:
+        """Kills a job and its group; no error where it has ended."""
+        ...
+
+    async def close(self) -> None:
+        """Ends everything in the sandbox and removes it, in bounded time."""
+        ...
+
+
+class SandboxProvider(Protocol):
+    """Makes sandboxes of one kind on one node."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def open(self, spec: SandboxSpec) -> Sandbox:
+        """A live sandbox. Raises SandboxStartError, SandboxUnavailable."""
+        ...
+
+    async def close(self) -> None:
+        """Removes whatever is left of this provider's sandboxes."""
+        ...

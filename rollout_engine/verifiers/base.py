@@ -1,0 +1,22 @@
+"""The contract of a verifier: from a task and what the agent did to a score."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rollout_engine.sandboxes.base import Sandbox
+from rollout_engine.specs import Task
+from rollout_engine.types import Isolation, Score, Trajectory
+
+
+class Verifier(Protocol):
+    """Decides how good a result is. Built once per task from its `verifier` spec; keeps no state between calls."""
+
+    @property
+    def isolation(self) -> Isolation:
+        """Where it runs. PURE verifiers get no sandbox."""
+        ...
+
+    async def verify(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Score:
+        """Returns a finding. Raises VerifierError where it has none; any other error means the same."""
+        ...
