@@ -137,7 +137,7 @@ def _problem(path: Path, details: list[ErrorDetails], model: type[BaseModel]) ->
         return Problem(path, "a required field is missing")
     if detail["type"] == "extra_forbidden":
         names = fields_at(model, path[:-1])
-        near = did_you_mean(str(path[-1]), names)
+        near = did_you_mean(str(path[-1]), names).strip()
         return Problem(path, "unknown field", near or f"known fields: {', '.join(names[:MAX_NAMED_FIELDS])}")
     if detail["type"] == "value_error":
         return Problem(path, detail["msg"].removeprefix("Value error, "))
