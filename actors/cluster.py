@@ -12,7 +12,7 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.auth import prepare_auth
+from actors.auth import prepare_auth, resolve_address
 from actors.host import Fault, Opened, RolloutHost
 from rollout_engine.clusters import HostHandle, MakePlan
 from rollout_engine.errors import HostError, HostLost, InputError, describe
@@ -86,10 +86,11 @@ class RayCluster:
     def _connect(self) -> None:
         if ray.is_initialized():
             return
-        address, self._restore_auth = prepare_auth(self._address)
+        address = resolve_address(self._address)
         local = address == "local"
         if not local:
             check_reachable(address)
+        self._restore_auth = prepare_auth(address)
         try:
             ray.init(
                 address=address,
@@ -156,13 +157,16 @@ def start(address: str, hosts_per_node: int) -> RayCluster:
 
 def usable_nodes() -> list[str]:
     """Ids of the nodes that rollouts may run on: alive and with CPUs (a head is often given none)."""
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    return [node["NodeID"] for node in alive if node["Resources"].get("CPU", 0) > 0]
+    return [node["NodeID"] for node in _alive_nodes() if node["Resources"].get("CPU", 0) > 0]
 
 
 def node_alive(node_id: str) -> bool:
     """Whether Ray still counts on a node."""
-    return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
+    return any(node["NodeID"] == node_id for node in _alive_nodes())
+
+
+def _alive_nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def check_reachable(address: str) -> None:

@@ -127,3 +127,9 @@ def _row_turns(layout: Layout, row: pa.RecordBatch) -> list[Turn]:
         return batch_to_turns(log_to_turns(row))
     with TraceReader(layout.traces) as traces:
         return batch_to_turns(traces.read(file, offset, sha256))
+
+
+def turns_table(layout: Layout) -> pa.Table:
+    """All turns of the compacted tables; none where a run has not been compacted yet. Raises RunError."""
+    found = _from_parts(layout, "turns", lambda parts: [_part_table(part, TURNS, TURNS.names) for part in parts])
+    return pa.concat_tables(found) if found else TURNS.empty_table()

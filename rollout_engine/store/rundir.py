@@ -20,7 +20,7 @@ from rollout_engine.store.layout import Layout
 from rollout_engine.store.ledger import Ledger
 from rollout_engine.store.log import CommitLog
 from rollout_engine.store.planlog import PlanLog
-from rollout_engine.store.read import rollout_turns, rollouts_table
+from rollout_engine.store.read import rollout_turns, rollouts_table, turns_table
 from rollout_engine.store.runinfo import (
     RunInfo,
     RunStatus,
@@ -69,6 +69,10 @@ class RunDir:
     def turns(self, rollout_id: str) -> list[Turn]:
         """Raises InputError where there is no such rollout, RunError where a file is damaged."""
         return rollout_turns(self.layout, self.space, rollout_id)
+
+    def turns_table(self) -> pa.Table:
+        """The turns of all rollouts, as of the last compaction. Raises RunError."""
+        return turns_table(self.layout)
 
     def plan(self) -> PlanLog:
         """The plan, for reading. The caller closes it. Raises RunError."""
