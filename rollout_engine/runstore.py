@@ -171,12 +171,7 @@ def write_tables(run: RunDir, ledger: Ledger, names: SlotNames) -> None:
 def read_run(path: Path) -> Run:
     """A run's tables, recomputed from its log where it is unfinished. Raises InputError, RunError."""
     run = open_run(path)
-    config, plan = run.info.config, run.plan()
-    try:
-        chunks = list(score_chunks(run.winners(), SlotNames(plan), config))
-    finally:
-        plan.close()
-    scores = _joined(chunks, config)
+    config, scores = run.info.config, read_scores(run)
     return Run(
         rollouts=run.rollouts(),
         turns=run.turns_table(),
@@ -186,6 +181,15 @@ def read_run(path: Path) -> Run:
         run_id=run.run_id,
         run_dir=path,
     )
+
+
+def read_scores(run: RunDir) -> Scores:
+    """The scores of everything planned so far, whether or not a driver is at work. Raises RunError."""
+    plan = run.plan()
+    try:
+        return _joined(list(score_chunks(run.winners(), SlotNames(plan), run.info.config)), run.info.config)
+    finally:
+        plan.close()
 
 
 def _joined(chunks: list[Scores], config: RunConfig) -> Scores:
