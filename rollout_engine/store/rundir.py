@@ -66,13 +66,13 @@ class RunDir:
         """One row per rollout that has one. Raises RunError."""
         return rollouts_table(self.layout, self.run_id, self.space, columns)
 
+    def turns_table(self) -> pa.Table:
+        """All turns, those in trace files too, ordered by rollout_id and index within each part. Raises RunError."""
+        return turns_table(self.layout, self.space)
+
     def turns(self, rollout_id: str) -> list[Turn]:
         """Raises InputError where there is no such rollout, RunError where a file is damaged."""
         return rollout_turns(self.layout, self.space, rollout_id)
-
-    def turns_table(self) -> pa.Table:
-        """The turns of all rollouts, as of the last compaction. Raises RunError."""
-        return turns_table(self.layout)
 
     def plan(self) -> PlanLog:
         """The plan, for reading. The caller closes it. Raises RunError."""
