@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import InputError
-from rollout_engine.problems import checked, problems_of
+from rollout_engine.problems import MAX_PROBLEMS, all_of, checked, problems_of
 from rollout_engine.specs import EnvironmentSpec, Task, task_body
 from rollout_engine.taskfile import Row, TaskRows
 from rollout_engine.verifiers import check_verifier
@@ -30,8 +30,6 @@ TaskSource: TypeAlias = (
     str | Path | Iterable[Task | Mapping[str, Any]] | AsyncIterable[Task | Mapping[str, Any]]
 )  # a string is a path
 
-MAX_PROBLEMS = 20
-"""A check stops after this many problems, and lists them in one error."""
 CHUNK_TASKS = 256
 CHUNK_S = 0.02
 """A task that its source has given waits at most about this long for more to come."""
@@ -74,7 +72,7 @@ def check_tasks(
     total = len(ids)
     problems += _duplicates(rows, ids, MAX_PROBLEMS - len(problems))
     if problems:
-        raise _all_of(problems)
+        raise all_of(problems, MAX_PROBLEMS)
     if count == 0:
         raise _nothing(rows, total, pattern)
     return TaskFile(str(path), count, total, digest.hexdigest(), sandboxed)
@@ -248,16 +246,6 @@ def _duplicates(rows: TaskRows, ids: array[int], at_most: int) -> list[InputErro
         if len(problems) >= at_most:
             break
     return problems
-
-
-def _all_of(problems: list[InputError]) -> InputError:
-    first, *others = problems
-    if not others:
-        return first
-    fix = f"\n  {first.fix}" if first.fix else ""
-    rest = "".join(f"\n{problem}" for problem in others)
-    many = f"{len(problems)} problems" + (", and there may be more" if len(problems) >= MAX_PROBLEMS else "")
-    return InputError(f"{first.message}{fix}{rest}", first.where, f"({many})")
 
 
 def _nothing(rows: TaskRows, total: int, pattern: str | None) -> InputError:

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from rollout_engine import taskfile
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import InputError
+from rollout_engine.problems import MAX_PROBLEMS
 from rollout_engine.specs import EnvironmentSpec, Task
 from rollout_engine.tasks import (
-    MAX_PROBLEMS,
     TaskSource,
     check_task,
     check_tasks,
