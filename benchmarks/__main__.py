@@ -1,0 +1,23 @@
+"""Runs every benchmark of the spine, one after the other: `make bench`. Arguments go to each of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from benchmarks.cases import ROOT
+
+BENCHMARKS = ("benchmarks.single_turn",)
+
+
+def main() -> int:
+    """The number of benchmarks that failed."""
+    failed = 0
+    for module in BENCHMARKS:
+        print(f"\n== {module} ==", flush=True)
+        failed += bool(subprocess.run([sys.executable, "-m", module, *sys.argv[1:]], cwd=ROOT, check=False).returncode)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
