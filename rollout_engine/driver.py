@@ -237,7 +237,7 @@ class Driver:
         try:
             while not submission.exhausted:
                 await self._room_to_plan()
-                tasks = await submission.source.take()
+                tasks = await submission.feed.take()
                 if not tasks:
                     break
                 for task in tasks:
@@ -245,6 +245,8 @@ class Driver:
                 self._poke()
         except Exception as error:
             submission.error = error
+        finally:
+            await submission.feed.close()
         submission.exhausted = True
         submission.settle()
 

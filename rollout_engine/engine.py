@@ -6,13 +6,14 @@ The driver runs in a thread of its own and commits whether or not anybody reads;
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
@@ -29,12 +30,10 @@ from rollout_engine.runstore import open_store
 from rollout_engine.specs import Task
 from rollout_engine.store import RunStatus
 from rollout_engine.stream import Stream
-from rollout_engine.submission import FeedSource, IteratorSource, Submission
-from rollout_engine.tasks import iter_tasks, read_tasks, resolve
+from rollout_engine.submission import ChunkFeed, QueueFeed, Submission
+from rollout_engine.tasks import TaskSource, check_task, check_tasks, iter_tasks, resolve, task_chunks
 from rollout_engine.types import RolloutRecord
 
-Tasks: TypeAlias = "str | Path | Iterable[Task | Mapping[str, Any]] | AsyncIterator[Task | Mapping[str, Any]]"
-"""A JSONL or Parquet file, or any iterable of tasks; it is read as there is room for its tasks."""
 T = TypeVar("T")
 
 
@@ -61,6 +60,7 @@ class RolloutEngine:
         self._temporary: str | None = None
         self._rounds = 0
         self._submissions: list[Submission] = []
+        self._feeders: set[asyncio.Task[None]] = set()
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -119,6 +119,9 @@ class RolloutEngine:
         """Stops the hosts, commits what has arrived, and writes the final tables. May be called twice."""
         if self._store.closed:
             return
+        for feeder in self._feeders:
+            feeder.cancel()
+        await asyncio.gather(*self._feeders, return_exceptions=True)
         fatal = self._driver.fatal
         finished = all(submission.done.is_set() for submission in self._submissions)
         status: RunStatus = "failed" if fatal is not None else "finished" if finished else "interrupted"
@@ -134,7 +137,7 @@ class RolloutEngine:
 
     # -- work ---------------------------------------------------------------------------------------------------
 
-    async def rollouts(self, tasks: Tasks, *, round: int | None = None) -> AsyncIterator[RolloutRecord]:
+    async def rollouts(self, tasks: TaskSource, *, round: int | None = None) -> AsyncIterator[RolloutRecord]:
         """Every rollout of the tasks as soon as it is committed, in the order of their endings."""
         submission, stream = await self._submit(tasks, round, read=True)
         try:
@@ -143,7 +146,7 @@ class RolloutEngine:
         finally:
             await self._leave(submission)
 
-    async def groups(self, tasks: Tasks, *, round: int | None = None) -> AsyncIterator[Group]:
+    async def groups(self, tasks: TaskSource, *, round: int | None = None) -> AsyncIterator[Group]:
         """Every group (one task, one model) as soon as its k rollouts are committed.
 
         Groups that an earlier epoch of a resumed run has finished come first.
@@ -155,7 +158,7 @@ class RolloutEngine:
         finally:
             await self._leave(submission)
 
-    async def finish(self, tasks: Tasks, *, round: int | None = None, total: int | None = None) -> None:
+    async def finish(self, tasks: TaskSource, *, round: int | None = None, total: int | None = None) -> None:
         """Runs all rollouts of the tasks without reading them. `total`: how many tasks there are, for the ETA."""
         submission, _ = await self._submit(tasks, round, read=False, total=total)
         await self._thread.call(submission.done.wait())
@@ -163,42 +166,49 @@ class RolloutEngine:
             raise submission.error
 
     async def _submit(
-        self, tasks: Tasks, round: int | None, *, read: bool, total: int | None = None
+        self, tasks: TaskSource, round: int | None, *, read: bool, total: int | None = None
     ) -> tuple[Submission, Stream[pa.RecordBatch]]:
         if round is None:
             round = self._rounds
         self._rounds = max(self._rounds, round) + 1
+        if isinstance(tasks, str | Path):
+            total = (await asyncio.to_thread(check_tasks, tasks, self.config)).count
         stream: Stream[pa.RecordBatch] = Stream()
         submission = await self._thread.call(self._make_submission(tasks, round, stream if read else None, total))
         self._submissions.append(submission)
-        if isinstance(submission.source, FeedSource):
-            self._feeder = asyncio.create_task(self._feed(submission.source, tasks))
+        if isinstance(submission.feed, QueueFeed):
+            self._feeders.add(asyncio.create_task(self._carry(submission.feed, tasks)))
         await self._thread.call(_called(self._driver.submit, submission))
         return submission, stream
 
     async def _make_submission(
-        self, tasks: Tasks, round: int, stream: Stream[pa.RecordBatch] | None, total: int | None
+        self, tasks: TaskSource, round: int, stream: Stream[pa.RecordBatch] | None, total: int | None
     ) -> Submission:
         """On the driver's loop, where the submission's events live."""
-        source: IteratorSource | FeedSource
-        if isinstance(tasks, (str, Path)):
-            source = IteratorSource(resolve(task, self.config) for task in read_tasks(Path(tasks)))
-        else:
-            source = FeedSource()
         if total is not None:
             self._driver.progress.total = total * len(self.config.models) * self.config.k
-        return Submission(round, source, stream)
+        if isinstance(tasks, AsyncIterable):
+            return Submission(round, QueueFeed(), stream)
+        check = resolve if isinstance(tasks, str | Path) else check_task
+        return Submission(round, ChunkFeed(self._checked(tasks, check)), stream)
 
-    async def _feed(self, source: FeedSource, tasks: Tasks) -> None:
-        """Carries tasks from the caller's loop to the driver's, as there is room."""
+    async def _checked(
+        self, tasks: str | Path | Iterable[Task | Mapping[str, Any]], check: Callable[[Task, RunConfig], Task]
+    ) -> AsyncGenerator[list[Task], None]:
+        async with contextlib.aclosing(task_chunks(tasks)) as chunks:
+            async for chunk in chunks:
+                yield [check(task, self.config) for task in chunk]
+
+    async def _carry(self, feed: QueueFeed, tasks: TaskSource) -> None:
+        """Carries tasks from the caller's loop, where their source lives, to the driver's, as there is room."""
         try:
             async for task in iter_tasks(tasks):
-                await self._thread.call(source.feed(resolve(task, self.config)))
-            await self._thread.call(source.feed(None))
+                await self._thread.call(feed.put(check_task(task, self.config)))
+            await self._thread.call(feed.put(None))
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            await self._thread.call(source.feed(error))
+            await self._thread.call(feed.put(error))
 
     async def _leave(self, submission: Submission) -> None:
         """A consumer that stops reading early gives up what it asked for."""
@@ -263,7 +273,7 @@ def make_cluster(config: RunConfig) -> Cluster:
 
 
 def run(
-    tasks: Tasks,
+    tasks: TaskSource,
     models: Sequence[ModelSpec | Mapping[str, Any]] | None = None,
     *,
     run_dir: str | Path | None = None,

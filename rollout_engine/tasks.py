@@ -10,7 +10,7 @@ import re
 import time
 from array import array
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, closing, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -119,25 +119,31 @@ def read_tasks(path: str | Path) -> Iterator[Task]:
 
 
 async def iter_tasks(source: TaskSource) -> AsyncIterator[Task]:
-    """The tasks of a file, a list, a generator or an asynchronous one. Raises InputError at a wrong one.
-
-    Blocking sources are read in a thread, and no further ahead than CHUNK_S.
-    """
+    """The tasks of a file, a list, a generator or an asynchronous one. Raises InputError at a wrong one."""
     if isinstance(source, AsyncIterable):
         number = 0
         async for each in source:
             number += 1
             yield _as_task(each, number)
         return
+    async with aclosing(task_chunks(source)) as chunks:
+        async for chunk in chunks:
+            for task in chunk:
+                yield task
+
+
+async def task_chunks(source: str | Path | Iterable[Task | Mapping[str, Any]]) -> AsyncGenerator[list[Task], None]:
+    """The tasks of a file or an iterable, some at a time; it may block, for it is read in a thread.
+
+    A task waits at most about CHUNK_S for others. Raises InputError at a wrong one, after those before it.
+    """
     if isinstance(source, Task | Mapping | bytes):
         raise InputError("this is one task", "tasks", "give a list of tasks, an iterable, or the path of a file")
-    tasks: Iterator[Any] = read_tasks(source) if isinstance(source, str | Path) else iter(source)
-    number = 0
-    async with aclosing(_chunks(tasks)) as chunks:
+    items = read_tasks(source) if isinstance(source, str | Path) else iter(source)
+    async with aclosing(_chunks(_as_tasks(items))) as chunks:
         async for chunk in chunks:
-            for each in chunk:
-                number += 1
-                yield _as_task(each, number)
+            if chunk:
+                yield chunk
 
 
 def select(tasks: Iterable[Task], *, pattern: str | None = None, limit: int | None = None) -> Iterator[Task]:
@@ -179,6 +185,12 @@ def _as_task(each: Any, number: int) -> Task:
     except InputError as error:
         field = f": field '{error.where}'" if error.where else ""
         raise InputError(error.message, f"task number {number}{field}", error.fix) from error
+
+
+def _as_tasks(items: Iterator[Any]) -> Iterator[Task]:
+    with closing(items) if hasattr(items, "close") else nullcontext():
+        for number, each in enumerate(items, 1):
+            yield _as_task(each, number)
 
 
 def _checked(rows: TaskRows, config: RunConfig, problems: list[InputError]) -> Iterator[tuple[Task, Task]]:
@@ -258,9 +270,9 @@ def _selection(pattern: str | None) -> Callable[[str], object]:
     return (lambda _: True) if pattern is None else re.compile(fnmatch.translate(pattern)).match
 
 
-async def _chunks(items: Iterator[Any]) -> AsyncGenerator[list[Any], None]:
-    def chunk() -> tuple[list[Any], BaseException | None, bool]:
-        taken: list[Any] = []
+async def _chunks(items: Iterator[Task]) -> AsyncGenerator[list[Task], None]:
+    def chunk() -> tuple[list[Task], BaseException | None, bool]:
+        taken: list[Task] = []
         end = time.monotonic() + CHUNK_S
         try:
             for item in items:
