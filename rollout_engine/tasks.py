@@ -9,7 +9,16 @@ import json
 import re
 import time
 from array import array
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from contextlib import aclosing, closing, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -187,7 +196,7 @@ def _as_task(each: Any, number: int) -> Task:
         raise InputError(error.message, f"task number {number}{field}", error.fix) from error
 
 
-def _as_tasks(items: Iterator[Any]) -> Iterator[Task]:
+def _as_tasks(items: Any) -> Generator[Task, None, None]:
     with closing(items) if hasattr(items, "close") else nullcontext():
         for number, each in enumerate(items, 1):
             yield _as_task(each, number)
@@ -270,7 +279,7 @@ def _selection(pattern: str | None) -> Callable[[str], object]:
     return (lambda _: True) if pattern is None else re.compile(fnmatch.translate(pattern)).match
 
 
-async def _chunks(items: Iterator[Task]) -> AsyncGenerator[list[Task], None]:
+async def _chunks(items: Generator[Task, None, None]) -> AsyncGenerator[list[Task], None]:
     def chunk() -> tuple[list[Task], BaseException | None, bool]:
         taken: list[Task] = []
         end = time.monotonic() + CHUNK_S
@@ -295,6 +304,5 @@ async def _chunks(items: Iterator[Task]) -> AsyncGenerator[list[Task], None]:
     finally:
         if running is not None:
             await asyncio.wait({running}, timeout=CLOSE_S)
-        close = getattr(items, "close", None)
-        if close is not None and (running is None or running.done()):
-            close()
+        if running is None or running.done():
+            items.close()
