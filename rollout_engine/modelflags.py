@@ -12,9 +12,9 @@ from typing import Any
 
 from rollout_engine.config import ModelSpec
 from rollout_engine.errors import InputError
-from rollout_engine.models import KINDS
 from rollout_engine.plugins import did_you_mean
 
+KINDS = ("openai", "replay", "scripted")
 EXAMPLE = "for instance -m strong=openai:gpt-x@https://host/v1 or -m weak=scripted:skill=0.4"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rollout_engine.config import ModelSpec, RunConfig
 from rollout_engine.errors import InputError
-from rollout_engine.modelflags import parse_model, scalar
+from rollout_engine.modelflags import KINDS, parse_model, scalar
 from rollout_engine.options import load_config, load_run
 from rollout_engine.toml import key_lines
 
@@ -250,6 +250,13 @@ class TestKeyLines:
         keys = [key for key in dict.fromkeys(keys) if key.isprintable()]
         text = "".join(f'"{key}" = {number}\n' for number, key in enumerate(keys, 1))
         assert key_lines(text) == {(key,): number for key, number in tomllib.loads(text).items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kinds_are_those_of_the_config(kind: str) -> None:
+    ModelSpec(name="a", kind=kind)
+    with pytest.raises(ValueError, match=f"{kind!r}"):
+        ModelSpec(name="a", kind="other")
 
 
 def test_every_field_of_a_model_can_be_set_by_a_flag() -> None:

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import pytest
-
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Task
 from rollout_engine.taskcheck import Finding, check_verifiers
@@ -37,12 +35,7 @@ def task(verifier: dict[str, Any], solution: str | None = None) -> Task:
 
 
 def own(how: str, solution: str | None = None) -> Task:
-    return task({"type": "test_taskcheck:Own", "how": how}, solution)
-
-
-@pytest.fixture(autouse=True)
-def importable(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(request.path.parent)
+    return task({"type": f"{__name__}:Own", "how": how}, solution)
 
 
 async def found(*tasks: Task, timeout_s: float = 5.0) -> list[str]:
