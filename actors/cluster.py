@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ray
@@ -92,12 +93,13 @@ class RayCluster:
             check_reachable(address)
         self._restore_auth = prepare_auth(address)
         try:
-            ray.init(
-                address=address,
-                include_dashboard=False if local else None,
-                log_to_driver=False,
-                configure_logging=False,
-            )
+            with _quiet():
+                ray.init(
+                    address=address,
+                    include_dashboard=False if local else None,
+                    log_to_driver=False,
+                    configure_logging=False,
+                )
         except Exception as error:
             self._restore_auth()
             raise InputError(
@@ -188,6 +190,18 @@ def check_reachable(address: str) -> None:
             where="ray",
             fix="check --ray and RAY_ADDRESS, or use --ray local",
         ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Ray's remarks on how it starts (no SIGTERM handler in a thread, token mode) are not for our users."""
+    logger = logging.getLogger("ray")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _check(opened: Opened | Fault, node_id: str) -> None:
