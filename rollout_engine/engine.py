@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
+from rollout_engine.agents import make_agent
 from rollout_engine.clusters import Cluster, LocalCluster
 from rollout_engine.config import ModelSpec, RunConfig, api_keys
 from rollout_engine.driver import Driver
@@ -83,7 +84,7 @@ class RolloutEngine:
         try:
             await self._start(keys)
         except BaseException:
-            await asyncio.to_thread(self._store.close, "failed")
+            await asyncio.to_thread(self._store.abandon)
             raise
 
     async def _start(self, keys: Mapping[str, str]) -> None:
@@ -256,6 +257,7 @@ def check_config(config: RunConfig) -> dict[str, str]:
         raise InputError("a run needs at least one model", where="models", fix="-m NAME=KIND:..., or models=[...]")
     for model in config.models:
         check_model(model)
+    make_agent(config.agent, config.agent_options)
     return api_keys(config.models)
 
 

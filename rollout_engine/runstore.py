@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -69,8 +71,11 @@ def score_chunks(ledger: Ledger, names: SlotNames, config: RunConfig) -> TableCh
 class RunStore:
     """One epoch of a run. `write` and `idle` belong to the committer's thread."""
 
-    def __init__(self, run: RunDir, retry_failed: bool = False) -> None:
+    def __init__(self, run: RunDir, retry_failed: bool = False, missing: Sequence[Path] | None = None) -> None:
+        """`missing`: for a new run, the directories that were made for it, innermost first."""
         self._run = run
+        self._missing = missing
+        self._status_before = run.info.status
         self._writer: RunWriter = run.start()
         self._again = _AGAIN if retry_failed else frozenset[Kind]()
         self._planned_before = len(self._writer.plan)
@@ -135,6 +140,21 @@ class RunStore:
         finally:
             self._writer.close(status)
 
+    def abandon(self) -> None:
+        """The epoch ends before it began: an old run is as it was, and of a new one nothing stays."""
+        if self.closed:
+            return
+        self.closed = True
+        self._writer.close(self._status_before)
+        if self._missing is None:
+            return
+        for path in self._run.path.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        # A directory around it may hold another run by now, which keeps it.
+        with contextlib.suppress(OSError):
+            for directory in self._missing:
+                directory.rmdir()
+
     def tables(self) -> Run:
         """All tables of the run, as they are on disk."""
         return read_run(self._run.path)
@@ -145,9 +165,10 @@ def open_store(path: Path, config: RunConfig, *, resume: bool, retry_failed: boo
     if resume and (path / "run.json").exists():
         run = open_run(path)
         run.adopt(config)
-    else:
-        run = create_run(path, config)
-    return RunStore(run, retry_failed)
+        return RunStore(run, retry_failed)
+    missing = [each for each in (path, *path.parents) if not each.exists()]
+    run = create_run(path, config)
+    return RunStore(run, retry_failed, missing)
 
 
 def write_tables(run: RunDir, ledger: Ledger, names: SlotNames) -> None:
