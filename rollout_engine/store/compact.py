@@ -70,10 +70,11 @@ def compact(
     check: Callable[[], None] = lambda: None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Compaction:
-    """Rewrites the Parquet tables from the log. `check` is called before they replace the old ones.
+    """Rewrites the Parquet tables from the log. `check` is called first, and before they replace the old ones.
 
     Raises RunError where the log is damaged or the disk full; the old tables stay then.
     """
+    check()
     source = log_sizes(layout)
     with new_set(layout) as directory, TraceReader(layout.traces) as traces:
         parts = _Parts(directory, run_id, traces)
@@ -107,10 +108,12 @@ def current_parts(layout: Layout, name: str) -> PartSet | None:
         known = manifest["schema_version"] == SCHEMA_VERSION
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if not known or log_sizes(layout) not in (sizes, {}):
+    log = log_sizes(layout)
+    if not known or log not in (sizes, {}):
         return None
     directory = locate(layout, name)
-    return PartSet(made, tuple(directory / _part(number) for number in range(parts)))
+    paths = tuple(directory / _part(number) for number in range(parts))
+    return PartSet(made, paths) if not log or all(path.exists() for path in paths) else None
 
 
 def _part(number: int) -> str:

@@ -87,8 +87,10 @@ def _open_part(path: Path, schema: pa.Schema) -> pq.ParquetFile:
 
 
 def _part_table(path: Path, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
+    plain = pa.schema([schema.field(name) for name in columns], metadata=METADATA)
     with reading(path), _open_part(path, schema) as file:
-        return file.read(columns=list(columns), use_threads=False).select(list(columns))
+        # Parquet's field numbers come back as metadata of each field; from the log there are none.
+        return pa.Table.from_arrays(file.read(list(columns), use_threads=False).select(columns).columns, schema=plain)
 
 
 def rollout_turns(layout: Layout, space: KeySpace, rollout_id: str) -> list[Turn]:

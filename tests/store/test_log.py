@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -74,9 +75,9 @@ def test_many_small_batches_become_one(layout: Layout) -> None:
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[int], list[int]]:
+def written(fresh: Callable[[], Path]) -> tuple[bytes, list[int], list[int]]:
     """A segment's bytes; its size after each commit; the number of rows by then."""
-    layout = Layout(tmp_path_factory.mktemp("written"))
+    layout = Layout(fresh())
     layout.log.mkdir()
     log = CommitLog(layout, 1, 1 << 30)
     path, ends, rows = layout.segment(1, 0), [0], [0]
@@ -88,17 +89,17 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, list[int],
     return path.read_bytes(), ends, rows
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data(), tail=st.sampled_from(["nothing", "zeros"]))
 def test_a_cut_loses_the_torn_batch_and_nothing_else(
     written: tuple[bytes, list[int], list[int]],
-    tmp_path_factory: pytest.TempPathFactory,
+    fresh: Callable[[], Path],
     data: st.DataObject,
     tail: str,
 ) -> None:
     content, ends, rows = written
     cut = data.draw(st.integers(0, len(content)))
-    layout = Layout(tmp_path_factory.getbasetemp() / "cut")
+    layout = Layout(fresh())
     layout.log.mkdir(parents=True, exist_ok=True)
     # Zeros behind the end of a commit are what a crash of the machine may leave; within a batch they are damage.
     zeros = bytes(5000) if tail == "zeros" and cut in ends[1:] else b""
@@ -214,6 +215,28 @@ def test_a_file_size_limit_leaves_the_log_readable(tmp_path: Path) -> None:
     found = keys_of(layout)
     assert set(found) >= {key for first in range(0, 60, 2) if first not in refused for key in (first, first + 1)}
     assert len(segments(layout)) >= len(refused) > 1
+
+
+def test_a_write_that_failed_half_way_is_not_written_again_behind_its_torn_piece(
+    layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room is made between the failure and the close of the segment."""
+    rows = many(range(100), record(0))
+    log = CommitLog(layout, 1, 1 << 20)
+    log.commit([rows])
+
+    def no_room(handle: int, data: bytes) -> None:
+        os.write(handle, data[:3000])
+        monkeypatch.undo()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rollout_engine.store.log.write_all", no_room)
+    with pytest.raises(RunError, match="No space left on device"):
+        log.commit([rows])
+    assert keys_of(layout) == list(range(100))
+    log.commit([rows])
+    log.close()
+    assert keys_of(layout) == [*range(100), *range(100)]
 
 
 def test_a_batch_of_garbage_in_whole_form_is_not_believed(layout: Layout) -> None:
