@@ -91,6 +91,7 @@ def summary(cases: Sequence[Case], records: Sequence[dict[str, Any]]) -> list[di
         rows.append(
             {
                 "what": case.name,
+                "version": next(iter(runs[0]["versions"].values())),
                 "CPU ms / rollout": cpu,
                 "low-high": spread(runs, "cpu_ms_per_rollout"),
                 f"x {cases[0].name}": cpu / base,
@@ -98,6 +99,7 @@ def summary(cases: Sequence[Case], records: Sequence[dict[str, Any]]) -> list[di
                 "most in flight": round(median(runs, "peak_in_flight")),
                 "peak RSS MB": round(median(runs, "max_rss_mb")),
                 "kept": case.keeps,
+                "load": median(runs, "load"),
             }
         )
     return rows
@@ -113,9 +115,7 @@ def parts(records: Sequence[dict[str, Any]]) -> str:
             number(median(runs, f"{part}_ms_per_rollout")) for part in ("driver", "host", "ray", "close")
         )
         lines.append(f"{name}: driver {driver} + hosts {host} ms; not counted: Ray's own processes {ray} ms,")
-        lines.append(
-            f"  the end of the run (final tables, Parquet, leaving Ray) {close} ms of the driver, spread over n"
-        )
+        lines.append(f"  nor the end of the run (final tables, Parquet, leaving Ray), {close} ms of the driver")
     return "\n".join(lines)
 
 
