@@ -61,6 +61,10 @@ class RayHandle:
                 await self._actor.stop.remote()
         except (RayError, TimeoutError) as error:
             log.warning("host=%s did not stop by itself: %s", self.host_id, describe(error))
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends the process, if there still is one: a silent host must not wake up beside the one that replaced it."""
         ray.kill(self._actor)
 
 
@@ -137,6 +141,7 @@ class RayCluster:
 
     async def replace(self, host_id: str) -> HostHandle | None:
         lost = self._handles.pop(host_id)
+        lost.kill()
         if not await asyncio.to_thread(node_alive, lost.node_id):
             return None
         try:
