@@ -1,4 +1,4 @@
-"""Runs every benchmark of the spine, one after the other: `make bench`. Arguments go to each of them."""
+"""Runs every benchmark of the spine, one after the other: `make bench`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.cases import ROOT
 
-BENCHMARKS = ("benchmarks.single_turn",)
+BENCHMARKS = ("benchmarks.single_turn", "benchmarks.scale")
 
 
 def main() -> int:
@@ -15,7 +15,7 @@ def main() -> int:
     failed = 0
     for module in BENCHMARKS:
         print(f"\n== {module} ==", flush=True)
-        failed += bool(subprocess.run([sys.executable, "-m", module, *sys.argv[1:]], cwd=ROOT, check=False).returncode)
+        failed += bool(subprocess.run([sys.executable, "-m", module], cwd=ROOT, check=False).returncode)
     return failed
 
 

@@ -37,7 +37,9 @@ async def watch(engine: RolloutEngine, samples: list[tuple[int, float]]) -> None
         await asyncio.sleep(WATCH_S)
 
 
-async def measure(n: int, hosts: int, in_flight: int, latency_ms: float, run_dir: Path, watched: bool) -> dict[str, Any]:
+async def measure(
+    n: int, hosts: int, in_flight: int, latency_ms: float, run_dir: Path, watched: bool
+) -> dict[str, Any]:
     model = ModelSpec(name="noop", kind="scripted", options={"skill": 0.5, "latency_ms": latency_ms})
     slots = HostSpec(slots=in_flight // hosts)
     engine = RolloutEngine([model], run_dir=run_dir, k=K, ray="local", sandbox="none", hosts_per_node=hosts, host=slots)

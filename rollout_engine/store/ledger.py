@@ -1,4 +1,4 @@
-"""What is known of every rollout that has a row, in eleven bytes each: which row counts, and what it says.
+"""What is known of every rollout that has a row, in three bytes each: which row counts, and what it says.
 
 Of the rows of one key, a valid one (it has a score) supersedes those that are not, and the first valid one stays.
 Where none is valid, the highest generation counts, and of that the first. "First" is the order of the log, so that
@@ -65,14 +65,41 @@ class Rows(NamedTuple):
         )
 
 
+_PASSED, _ONE = 1, 2
+
+
 class _Block:
-    """65,536 consecutive keys: growth never copies what is there."""
+    """65,536 consecutive keys, three bytes each: growth never copies what is there.
+
+    Most runs score 0 or 1, which a flag holds; the numbers themselves are kept from the first graded score on.
+    """
 
     def __init__(self) -> None:
-        self.values = np.full(_BLOCK, np.nan)
-        self.passed = np.zeros(_BLOCK, np.uint8)
         self.kinds = np.zeros(_BLOCK, np.uint8)
         self.generations = np.zeros(_BLOCK, np.uint8)
+        self.flags = np.zeros(_BLOCK, np.uint8)
+        self.graded: Floats | None = None
+
+    def put(self, at: Ints, rows: Rows) -> None:
+        """Replaces the entries at these places."""
+        values = rows.values
+        if self.graded is None and bool(((values != 0) & (values != 1) & (rows.kinds == Kind.VALID)).any()):
+            self.graded = self.values(slice(None))
+        self.kinds[at] = rows.kinds
+        self.generations[at] = rows.generations
+        self.flags[at] = rows.passed * _PASSED + (values == 1) * np.uint8(_ONE)
+        if self.graded is not None:
+            self.graded[at] = values
+
+    def values(self, where: slice) -> Floats:
+        """Scores; NaN where there is none."""
+        if self.graded is not None:
+            return self.graded[where]
+        ones = (self.flags[where] & _ONE).astype(np.float64) / _ONE
+        return np.where(self.kinds[where] == Kind.VALID, ones, np.nan)
+
+    def passed(self, where: slice) -> Bytes:
+        return self.flags[where] & np.uint8(_PASSED)
 
 
 def rows_of(batch: pa.RecordBatch | pa.Table) -> Rows:
@@ -167,10 +194,7 @@ class Ledger:
     def _enter(self, rows: Rows) -> None:
         for block, at, here in self._spread(rows.keys):
             self.counts -= np.bincount(block.kinds[at], minlength=len(Kind))
-            block.kinds[at] = rows.kinds[here]
-            block.generations[at] = rows.generations[here]
-            block.values[at] = rows.values[here]
-            block.passed[at] = rows.passed[here]
+            block.put(at, rows.where(here))
         self.counts += np.bincount(rows.kinds, minlength=len(Kind))
         self.counts[Kind.NONE] = 0
 
@@ -222,7 +246,7 @@ class Ledger:
 def _copy(block: _Block, base: int, out: Dense, first: int, last: int) -> None:
     low, high = max(first, base), min(last, base + _BLOCK)
     source, target = slice(low - base, high - base), slice(low - first, high - first)
-    out.values[target] = block.values[source]
-    out.passed[target] = block.passed[source]
+    out.values[target] = block.values(source)
+    out.passed[target] = block.passed(source)
     out.kinds[target] = block.kinds[source]
     out.generations[target] = block.generations[source]

@@ -107,8 +107,14 @@ def test_an_empty_batch_is_nothing() -> None:
     assert ledger.rows == 0
 
 
-def test_a_rollout_costs_at_most_twelve_bytes() -> None:
+def used(ledger: Ledger) -> int:
+    arrays = [array for block in ledger._blocks.values() for array in vars(block).values() if array is not None]
+    return sum(array.nbytes for array in arrays)
+
+
+def test_a_rollout_costs_three_bytes_and_where_scores_are_graded_eleven() -> None:
     ledger = Ledger(SPACE)
     ledger.add(many(np.arange(65_536 * 3), record(0)))
-    used = sum(array.nbytes for block in ledger._blocks.values() for array in vars(block).values())
-    assert used == pytest.approx(11 * 65_536 * 3)
+    assert used(ledger) == 3 * 65_536 * 3
+    ledger.add(many(np.arange(65_536 * 3, 65_536 * 4), record(0, score=0.25)))
+    assert used(ledger) == 3 * 65_536 * 4 + 8 * 65_536
