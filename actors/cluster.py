@@ -18,6 +18,7 @@ from actors.host import Fault, Opened, RolloutHost
 from rollout_engine.clusters import HostHandle, MakePlan
 from rollout_engine.errors import HostError, HostLost, InputError, describe
 from rollout_engine.exchange import Reply, Request
+from rollout_engine.rollout import finish
 from rollout_engine.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -80,13 +81,20 @@ class RayCluster:
 
     async def open(self, make_plan: MakePlan, keys: Mapping[str, str]) -> list[HostHandle]:
         self._make_plan, self._keys = make_plan, dict(keys)
-        await asyncio.to_thread(self._connect)
-        nodes = [node_id for node_id in usable_nodes() for _ in range(self._hosts_per_node)]
+        connecting = asyncio.ensure_future(asyncio.to_thread(self._connect))
         try:
+            await asyncio.shield(connecting)
+            nodes = [node_id for node_id in usable_nodes() for _ in range(self._hosts_per_node)]
             return list(await asyncio.gather(*(self._start_host(node_id) for node_id in nodes)))
         except BaseException:
-            await self.close()
+            await finish(self._undo(connecting), HOST_OPEN_S)
             raise
+
+    async def _undo(self, connecting: asyncio.Future[None]) -> None:
+        """A Ray that is being started cannot be stopped half-way: it is let come up, and then ended."""
+        await asyncio.wait({connecting})
+        connecting.exception()  # whoever opened the cluster has it, or has gone
+        await self.close()
 
     def _connect(self) -> None:
         if ray.is_initialized():

@@ -50,7 +50,14 @@ class LoopThread:
 
 
 async def _cancel_others() -> None:
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    # What is being cancelled already may be cleaning up, and need the tasks beside it for that.
+    if ending := [task for task in _others() if task.cancelling()]:
+        await asyncio.wait(ending)
+    others = _others()
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
+
+
+def _others() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
