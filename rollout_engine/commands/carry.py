@@ -85,7 +85,8 @@ async def _carry_out(
     engine: RolloutEngine, batches: list[Batch], display: Display, notes: NoteHandler, opened: Opened
 ) -> int:
     async with signals() as stop:
-        if not await _open(engine, stop):
+        if not await _open(engine, display, stop):
+            say("interrupted before it started: nothing was run, and nothing is written")
             return INTERRUPTED
         try:
             opened(engine.run_dir)
@@ -102,7 +103,7 @@ async def _carry_out(
             await engine.__aexit__(None, None, None)
 
 
-async def _open(engine: RolloutEngine, stop: Stop) -> bool:
+async def _open(engine: RolloutEngine, display: Display, stop: Stop) -> bool:
     """Brings the engine up; False where the user gave up on that."""
     opening, asked = asyncio.create_task(engine.__aenter__()), asyncio.create_task(stop.first.wait())
     await asyncio.wait({opening, asked}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,6 +111,7 @@ async def _open(engine: RolloutEngine, stop: Stop) -> bool:
     if opening.done():
         opening.result()
         return True
+    display.state("stopping before it has started")
     opening.cancel()
     await asyncio.wait({opening})
     if not opening.cancelled() and opening.exception() is None:
