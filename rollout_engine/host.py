@@ -137,9 +137,10 @@ class Host:
         """Cancels what runs, removes every sandbox and closes every connection, in bounded time."""
         self._closing = True
         tasks = [entry.task for entry in self._held.values() if entry.task is not None]
-        for task in [*tasks, *([self._watch] if self._watch else [])]:
-            if task is not asyncio.current_task():
-                task.cancel()
+        if self._watch is not None and self._watch is not asyncio.current_task():
+            tasks.append(self._watch)
+        for task in tasks:
+            task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_S)
         if self._traces is not None:
