@@ -124,7 +124,7 @@ def _troubles(progress: Progress) -> list[str]:
 
 
 def _amounts(progress: Progress) -> list[str]:
-    parts = [f"{text.short(progress.rate)}/s"]
+    parts = [f"{text.short(progress.rate)} rollouts/s"]
     if progress.prompt_tokens or progress.completion_tokens:
         parts.append(f"{text.short(progress.prompt_tokens)} + {text.short(progress.completion_tokens)} tokens")
     if progress.cost_usd:
@@ -194,7 +194,10 @@ def _bar(progress: Progress) -> RenderableType:
     row.add_column(ratio=1)
     row.add_column(no_wrap=True)
     times = f"{text.clock(progress.now - progress.started)} · ETA {text.clock(progress.eta_s)}"
-    row.add_row(ProgressBar(total=progress.total or 1, completed=done), Text(f"{_share_done(progress)}  {times}"))
+    row.add_row(
+        ProgressBar(total=progress.total or 1, completed=done, complete_style="green"),
+        Text(f"{_share_done(progress)}  {times}"),
+    )
     return row
 
 

@@ -9,11 +9,12 @@ from urllib.parse import urlsplit
 from rollout_engine.config import ModelSpec
 from rollout_engine.errors import InputError
 from rollout_engine.models.base import ModelClient
+from rollout_engine.models.wire import sampling_of
 
 if TYPE_CHECKING:
     from rollout_engine.models.local import LocalModel
 
-__all__ = ["KINDS", "ModelClient", "check_model", "make_client", "make_local_model"]
+__all__ = ["KINDS", "ModelClient", "check_model", "make_client", "make_local_model", "sampling_of"]
 
 KINDS = ("openai", "replay", "scripted")
 

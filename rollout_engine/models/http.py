@@ -22,6 +22,8 @@ KEEPALIVE_S = 4.0
 MAX_ERROR_BYTES = 64 * 1024
 """Of the body of an error response this much is read."""
 REDACTED = "[key]"
+MIN_SECRET_CHARS = 4
+"""A shorter key ("x", for a server that asks for any) is no secret, and part of many words."""
 
 _FAULTS = (httpx.HTTPError, aiohttp.ClientError, OSError)
 
@@ -66,7 +68,7 @@ class Channel:
 
     def redact(self, text: str) -> str:
         """The text without the key, for whatever a server echoes into an error."""
-        return text.replace(self._key, REDACTED) if self._key else text
+        return text.replace(self._key, REDACTED) if self._key and len(self._key) >= MIN_SECRET_CHARS else text
 
     async def post(self, body: bytes, headers: Mapping[str, str], until: float) -> Reply | Failed:
         """One request and its whole response, by `until` on the loop's clock. CancelledError passes."""
@@ -142,14 +144,11 @@ class Channel:
         return ModelTimeout(f"{self.where}: no whole answer within {seconds:.3g} s")
 
     def fault(self, error: Exception) -> ModelError:
-        """What went wrong on the way. httpx-aiohttp calls a cut connection a timeout, so its cause decides."""
-        cause = error.__cause__ if isinstance(error.__cause__, aiohttp.ClientError) else error
-        text = f"{self.where}: {self.redact(str(error)) or type(cause).__name__}"
-        if isinstance(cause, aiohttp.SocketTimeoutError):
-            return ModelTimeout(text)
-        if isinstance(cause, aiohttp.InvalidURL | aiohttp.NonHttpUrlClientError):
+        """What went wrong on the way. A "timeout" among these is no time limit of ours: so a cut is called, too."""
+        text = f"{self.where}: {self.redact(str(error)) or type(error).__name__}"
+        if isinstance(error, httpx.UnsupportedProtocol):
             return ModelRequestError(text)
-        if isinstance(cause, aiohttp.ClientResponseError | httpx.DecodingError):
+        if isinstance(error, aiohttp.ClientResponseError | httpx.DecodingError):
             return ModelBadResponse(f"{self.where}: broken HTTP: {self.redact(str(error))}")
         return ModelConnectionError(text)
 

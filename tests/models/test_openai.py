@@ -378,6 +378,7 @@ async def test_a_big_answer_does_not_hold_the_event_loop() -> None:
     async with backend(answering(web.Response(body=body))) as server, client(openai_spec(server.url)) as model:
         beating = asyncio.create_task(beat())
         completion = await ask(model)
+        await asyncio.sleep(0)
         beating.cancel()
     assert len(completion.logprobs or ()) == len(completion.completion_token_ids or ()) == 60_000
     assert longest < 0.05
@@ -388,7 +389,7 @@ async def test_the_key_is_in_no_error(status: int, caplog: pytest.LogCaptureFixt
     async def echo(request: web.Request) -> web.StreamResponse:
         told = request.headers["authorization"]
         return web.json_response(
-            {"error": {"message": f"{'.' * 485}{told}", "headers": told}}, status=status, headers={"location": told}
+            {"error": {"message": f"{'.' * 480}{told}", "headers": told}}, status=status, headers={"location": told}
         )
 
     caplog.set_level(logging.DEBUG)

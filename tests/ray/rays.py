@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 POLL_S = 0.02
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -90,3 +94,22 @@ def _fields(pid: int) -> list[str]:
 def _state(pid: int) -> str:
     fields = _fields(pid)
     return fields[0] if fields else ""
+
+
+def start_driver(environment: dict[str, str], **orders: Any) -> subprocess.Popen[str]:
+    """`tests.ray.drive` as a process. Its parent waits for it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.ray.drive", json.dumps(orders)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def said(driver: subprocess.Popen[str]) -> str:
+    """Its next line; empty at its end."""
+    assert driver.stdout is not None
+    return driver.stdout.readline().strip()
