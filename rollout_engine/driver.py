@@ -185,6 +185,7 @@ class Driver:
             for submission in self._submissions:
                 submission.fail(error)
             self._over.set()
+            self._changed.set()
 
     @property
     def fatal(self) -> BaseException | None:
@@ -264,8 +265,6 @@ class Driver:
             submission.open_slots += 1
         for tries in groups:
             self._scheduler.add_group(tries)
-        if self._spent:
-            self._give_up(self._scheduler.drop_all(), _SPENT)
         self._bury()
 
     # -- serving hosts ------------------------------------------------------------------------------------------
@@ -465,10 +464,12 @@ class Driver:
             return
         self._spent = True
         self._note(f"the budget of ${limit:g} is spent: what has not started is cancelled")
-        self._give_up(self._scheduler.drop_all(), _SPENT)
+        self._bury()
 
     def _bury(self) -> None:
-        """Rollouts of models whose breaker has given up get their rows."""
+        """What may not start any more gets its rows: of models whose breaker has given up, or of a spent budget."""
+        if self._spent and self._scheduler.pending:
+            self._give_up(self._scheduler.drop_all(), _SPENT)
         for model in self._scheduler.dead_models():
             breaker = self._scheduler.breakers[model]
             name = self.config.model_names[model]
@@ -526,6 +527,8 @@ class Driver:
         failure = Failure(Boundary.HOST, "HostLost", "its host was lost too often", retryable=True)
         self._give_up(lost.given_up, failure)
         self._give_up(lost.cancelled, None)
+        self._bury()
+        self._changed.set()
         self._poke()
 
     # -- the clock ----------------------------------------------------------------------------------------------
