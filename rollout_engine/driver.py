@@ -162,10 +162,11 @@ class Driver:
         for submission in self._submissions:
             submission.fail(self._fatal or RunError("the engine was closed before this submission was done"))
 
-    def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         task = self._loop.create_task(self._guard(work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _guard(self, work: Coroutine[object, object, None]) -> None:
         """A background task that fails ends the run; it is never lost."""
@@ -204,7 +205,7 @@ class Driver:
             submission.fail(self._fatal)
             return
         self._submissions.append(submission)
-        self._spawn(self._plan(submission), "plan")
+        submission.planning = self._spawn(self._plan(submission), "plan")
 
     def cancel(self, keys: Iterable[int]) -> None:
         """Ends rollouts by the user's word: each gets a `cancelled` row."""
@@ -222,9 +223,16 @@ class Driver:
             self._changed.clear()
             await self._changed.wait()
 
-    def cancel_submission(self, submission: Submission) -> None:
-        """Nobody waits for these tasks any more."""
+    def leave(self, submission: Submission) -> None:
+        """Nobody reads it any more: what has not ended is cancelled, and what was not read holds nobody up."""
+        submission.stream = None
+        if submission in self._submissions:
+            self._submissions.remove(submission)
+        if submission.done.is_set():
+            return
         submission.exhausted = True
+        if submission.planning is not None:
+            submission.planning.cancel()
         keys = [
             key
             for slot, opened in self._planner.open.items()
@@ -232,6 +240,7 @@ class Driver:
             for key in range(slot * self.space.per_slot, (slot + 1) * self.space.per_slot)
         ]
         self.cancel(keys)
+        submission.settle()
 
     # -- planning -----------------------------------------------------------------------------------------------
 
@@ -243,6 +252,9 @@ class Driver:
                 if not tasks:
                     break
                 for task in tasks:
+                    if self._scheduler.pending >= self.config.plan_ahead:
+                        self._poke()
+                        await self._room_to_plan()
                     self._add(task, submission)
                 self._poke()
         except Exception as error:

@@ -81,6 +81,7 @@ class Submission:
     exhausted: bool = False
     error: BaseException | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
+    planning: asyncio.Task[None] | None = None
 
     def settle(self) -> None:
         """Ends the stream once everything that was planned has its row."""
