@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_engine.config import RunConfig
+from rollout_engine.machine import give_back_memory
 from rollout_engine.results import Run
 from rollout_engine.rewards import GROUPS, REWARDS, groups_table, rewards_table, summary
 from rollout_engine.scores import Kind, Scores
@@ -44,7 +45,7 @@ class SlotNames:
         """(task ids, rounds) of all slots planned so far."""
         stop = len(self._plan)
         for start in range(self._known, stop, CHUNK_SLOTS):
-            entries = [self._plan.entry(slot) for slot in range(start, min(start + CHUNK_SLOTS, stop))]
+            entries = list(self._plan.entries(start, min(start + CHUNK_SLOTS, stop)))
             self._ids.append(pa.array([entry.task_id for entry in entries], pa.string()))
             self._rounds.append(pa.array([entry.round for entry in entries], pa.int32()))
         self._known = stop
@@ -120,6 +121,7 @@ class RunStore:
         now = time.monotonic()
         if now >= self._next_tables and self._writer.ledger.rows != self._rows_in_tables:
             self.write_tables()
+            give_back_memory()
             spent = time.monotonic() - now
             self._next_tables = now + max(self._run.info.config.store.live_tables_s, spent / LIVE_SHARE)
 
