@@ -29,6 +29,7 @@ def make_console(file: IO[str] | None = None) -> Console:
     return Console(
         file=file,
         width=None if terminal else PLAIN_WIDTH,
+        markup=False,  # a task id may look like it
         highlight=False,
         emoji=False,
         soft_wrap=False,

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 LIVE_S = 0.25
 PLAIN_S = 5.0
-FIRST_PLAIN_S = 1.0
-"""The first plain line comes early, so that one sees that something happens."""
 
 
 class Display(Protocol):
@@ -63,11 +61,11 @@ class QuietDisplay:
 
 
 class PlainDisplay:
-    """A line every few seconds, for logs."""
+    """A line when something runs, and then every few seconds, for logs."""
 
     def __init__(self, title: str) -> None:
         self._next = 0.0
-        self._shown = (-1, -1)
+        self._shown = (0, 0)
         say(title)
 
     def note(self, message: str) -> None:
@@ -77,11 +75,9 @@ class PlainDisplay:
         say(f"{what} …")
 
     def show(self, progress: Progress, now: float) -> None:
-        if not self._next:
-            self._next = now + FIRST_PLAIN_S
-        elif now >= self._next and self._shown != (progress.done, progress.running):
-            self._next = now + PLAIN_S
-            self._shown = (progress.done, progress.running)
+        counts = (progress.done, progress.running)
+        if now >= self._next and counts != self._shown:
+            self._next, self._shown = now + PLAIN_S, counts
             say(plain_line(progress))
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,7 +157,9 @@ def _matching(ids: pa.ChunkedArray, task: str) -> Any:
     exact = pc.equal(ids, task).to_numpy()
     if exact.any():
         return exact
-    return pc.match_substring_regex(ids, f"^{fnmatch.translate(task)}").to_numpy()
+    matches = re.compile(fnmatch.translate(task)).match
+    chosen = [name for name in pc.unique(ids).to_pylist() if matches(name)]
+    return pc.is_in(ids, pa.array(chosen, pa.string())).to_numpy()
 
 
 def _list(run: RunDir, rows: pa.Table, full: bool) -> None:
