@@ -353,7 +353,8 @@ class Driver:
         waiting = self._waiting_calls.get(host, {})
         leases: dict[str, Lease] = {}
         # A new host says at once how much fits on it; until then it is granted nothing.
-        peer.starved, wait_s = False, HEARTBEAT_S if peer.link.stats else 0.0
+        heartbeat_s = min(HEARTBEAT_S, self.config.host.lease_s / 4)
+        peer.starved, wait_s = False, heartbeat_s if peer.link.stats else 0.0
         for index, name in enumerate(self.config.model_names):
             permits, tokens = -1, -1.0
             if name in self._permits:
@@ -427,6 +428,7 @@ class Driver:
             batch = batch.filter(pa.array(keep))
         self._progressed = now
         self._submit(batch, link, seq)
+        self._tell_breakers()
         self._bury()
 
     def _digest(self, key: int) -> str:
