@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from rollout_engine.rewards import GROUPS, REWARDS, groups_table, rewards_table,
 from rollout_engine.scores import Kind, Scores
 from rollout_engine.store import Ledger, PlanLog, RunDir, RunStatus, RunWriter, create_run, open_run
 from rollout_engine.store.files import sync_directory, sync_file
+from rollout_engine.store.recall import Recall
 from rollout_engine.types import KeySpace
 
 CHUNK_SLOTS = 4096
@@ -85,6 +87,8 @@ class RunStore:
         self._rows_in_tables = self._writer.ledger.rows
         self.cost_usd = self._writer.ledger.cost_usd
         self.closed = False
+        self._recall: Recall | None = None
+        self._recalling = threading.Lock()
 
     @property
     def run_id(self) -> str:
@@ -111,6 +115,13 @@ class RunStore:
         if self.space.slot(keys.start) >= self._planned_before:
             return [(key, 0) for key in keys]
         return self._writer.ledger.todo(keys, self._again)
+
+    def recall(self, keys: Sequence[int]) -> list[pa.RecordBatch]:
+        """The rows that earlier epochs committed for these keys. Call it from a thread. Raises RunError."""
+        with self._recalling:
+            if self._recall is None:
+                self._recall = Recall(self._run.layout, self.space, self._planned_before)
+            return self._recall.rows(keys)
 
     def write(self, batches: list[pa.RecordBatch]) -> None:
         self._writer.commit(batches)
