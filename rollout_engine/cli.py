@@ -11,7 +11,16 @@ from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
-from rollout_engine.commands.console import BAD_INPUT, INTERRUPTED, OK, SOME_FAILED, say, say_error, silence
+from rollout_engine.commands.console import (
+    BAD_INPUT,
+    INTERRUPTED,
+    OK,
+    SOME_FAILED,
+    accept_any_text,
+    say,
+    say_error,
+    silence,
+)
 from rollout_engine.errors import InputError, RunError
 from rollout_engine.version import VERSION
 
@@ -247,6 +256,7 @@ def doctor(config: Config = None, as_json: Json = False) -> int:
 
 def main() -> NoReturn:
     """The console script `rollout`."""
+    accept_any_text()
     try:
         code = _run_command()
     except BrokenPipeError:  # the reader of a pipe has seen enough

@@ -48,7 +48,7 @@ class QuietDisplay:
     """Says nothing but notes: they may be why a run does not go on."""
 
     def note(self, message: str) -> None:
-        say(f"note: {message}")
+        say(message)
 
     def state(self, what: str) -> None:
         return None
@@ -69,7 +69,7 @@ class PlainDisplay:
         say(title)
 
     def note(self, message: str) -> None:
-        say(f"note: {message}")
+        say(message)
 
     def state(self, what: str) -> None:
         say(f"{what} …")
@@ -146,7 +146,7 @@ class LiveDisplay:
     def note(self, message: str) -> None:
         from rich.text import Text
 
-        self._console.print(Text(f"note: {message}", style="yellow"))
+        self._console.print(Text(text.safe(message), style="red" if message.startswith("error") else "yellow"))
 
     def state(self, what: str) -> None:
         self._state = what
@@ -205,10 +205,14 @@ class NoteHandler(logging.Handler):
         self._display, self._seen = display, set(seen)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.once(record.getMessage())
+        self.once(record.getMessage(), "error" if record.levelno >= logging.ERROR else "note")
 
-    def once(self, message: str) -> None:
+    def has_said(self, text: str) -> bool:
+        """Whether a note held this text: an error that ends a run is logged before it is raised."""
+        return any(text in message for message in self._seen)
+
+    def once(self, message: str, kind: str = "note") -> None:
         """A note, unless it was said before. Bounded: a run that goes wrong a million times says so in its counts."""
         if message not in self._seen and len(self._seen) < 1000:
             self._seen.add(message)
-            self._display.note(message)
+            self._display.note(f"{kind}: {message}")

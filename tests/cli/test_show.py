@@ -5,12 +5,14 @@ One test: .venv/bin/pytest tests/cli/test_show.py -k turn
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.cli.inside import Inside
-from tests.cli.rollout import FAST, Done, write_tasks
+from tests.cli.rollout import COMMAND, FAST, Done, environment, rollout, write_tasks
 
 LONG = "word " * 2000
 
@@ -104,3 +106,33 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(inside: Inside) -> None:
     assert "[bold]x[/bold] [/] :smile:" in inside("show", "a", "--model", "a").out
     assert "[red]t[/red]" in inside("show", "a").out
     assert "[red]t[/red]" in inside("rewards", "a").out
+
+
+def test_what_a_model_says_is_never_obeyed_by_the_terminal(inside: Inside) -> None:
+    write_tasks(inside.folder / "tasks.jsonl", 1)
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b31m bell"
+    (inside.folder / "answers.jsonl").write_text(json.dumps({"task_id": "sum-0", "content": evil}) + "\n")
+    inside("run", "tasks.jsonl", "-m", "old=replay:answers.jsonl", "-k", "2", "-o", "a", "-q", *FAST)
+    for arguments in (("sum-0",), ("sum-0", "--attempt", "0"), ("sum-0", "--attempt", "0", "--full")):
+        shown = inside("show", "a", *arguments).out
+        assert "␛]0;owned␇␛[2J" in shown
+        assert not set(shown) & {"\x1b", "\x07", "\x9b"}
+
+
+def test_text_that_cannot_be_encoded_is_escaped(tmp_path: Path) -> None:
+    write_tasks(tmp_path / "tasks.jsonl", 1)
+    assert rollout("run", "tasks.jsonl", "-m", "a=scripted:skill=1", "-o", "a", "-q", *FAST, cwd=tmp_path).code == 0
+    done = rollout("show", "a", cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"})
+    assert (done.code, done.err) == (0, "")
+    assert "\\u2713" in done.out
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(finished: tuple[Path, Done]) -> None:
+    argv = [*COMMAND, "rewards", "a", "--json"]
+    with subprocess.Popen(
+        argv, cwd=finished[0], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == b""
