@@ -27,6 +27,8 @@ from rollout_engine.types import KeySpace
 
 CHUNK_SLOTS = 4096
 """Slots whose rewards are computed at once: bounds the memory of a live table."""
+TRIM_S = 2.0
+"""How often freed memory is given back to the system."""
 LIVE_SHARE = 0.05
 """Live tables may take this part of the committer's time."""
 _AGAIN = frozenset({Kind.FAILED, Kind.CANCELLED, Kind.VERIFIER_ERROR})
@@ -84,6 +86,7 @@ class RunStore:
         self._planned_before = len(self._writer.plan)
         self._names = SlotNames(self._writer.plan)
         self._next_tables = time.monotonic() + run.info.config.store.live_tables_s
+        self._next_trim = 0.0
         self._rows_in_tables = self._writer.ledger.rows
         self.cost_usd = self._writer.ledger.cost_usd
         self.closed = False
@@ -130,9 +133,11 @@ class RunStore:
         """Heartbeat, and live tables when they are due. Raises RunError where another driver has taken over."""
         self._writer.beat()
         now = time.monotonic()
+        if now >= self._next_trim:
+            self._next_trim = now + TRIM_S
+            give_back_memory()
         if now >= self._next_tables and self._writer.ledger.rows != self._rows_in_tables:
             self.write_tables()
-            give_back_memory()
             spent = time.monotonic() - now
             self._next_tables = now + max(self._run.info.config.store.live_tables_s, spent / LIVE_SHARE)
 
