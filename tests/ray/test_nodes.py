@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from rollout_engine.version import VERSION
-from tests.ray.rays import ROOT, SharedRay, alive, blocking_until, descendants
+from tests.ray.rays import ROOT, SharedRay, alive, blocking_until, command, descendants
 
 pytestmark = pytest.mark.ray
 
@@ -61,6 +61,9 @@ def another_node(shared_ray: SharedRay, path: Path) -> Iterator[str]:
         yield node_id
     finally:
         below = [node.pid, *descendants(node.pid)]
+        for raylet in (pid for pid in below if command(pid).split(" ")[0].endswith("/raylet")):
+            os.kill(raylet, signal.SIGTERM)  # it says goodbye, so that nobody waits for its heartbeat
+            blocking_until(lambda gone=raylet: not alive([gone]), "the raylet has ended", 20)
         for pid in below:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
