@@ -13,7 +13,7 @@ import pytest
 
 from rollout_engine import RolloutEngine
 from tests.helpers import make_config, make_tasks
-from tests.ray.rays import SharedRay, said, start_driver
+from tests.ray.rays import SharedRay, said, start_driver, temporary_folders
 
 pytestmark = pytest.mark.ray
 
@@ -63,8 +63,12 @@ async def test_an_initialised_ray_is_used_and_left_as_it_is(shared_ray: SharedRa
 
 
 def test_a_fresh_process_joins_by_ray_address_with_the_token_file_alone(shared_ray: SharedRay) -> None:
+    """And leaves nothing: no host, and no temporary folder of its run without a run_dir."""
+    folders = temporary_folders()
     output, code, _ = try_to_run(shared_ray.environment(RAY_ADDRESS=shared_ray.address))
     assert (output, code) == ("open\nrows 3", 0)
+    assert not shared_ray.host_pids()
+    assert temporary_folders() <= folders
 
 
 def test_an_address_in_the_config_goes_before_ray_address(shared_ray: SharedRay, closed_port: int) -> None:
