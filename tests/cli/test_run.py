@@ -14,7 +14,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from tests.cli.conftest import MODELS
-from tests.cli.rollout import COMMAND, FAST, Done, environment, rollout, write_tasks
+from tests.cli.inside import Inside
+from tests.cli.rollout import COMMAND, FAST, Done, environment, write_tasks
 
 
 def test_a_run_ends_with_tables_and_says_what_to_do_next(finished: tuple[Path, Done]) -> None:
@@ -39,9 +40,9 @@ def test_the_run_directory_holds_every_rollout_once(finished: tuple[Path, Done])
     assert len(set(rows["rollout_id"].to_pylist())) == 48
 
 
-def test_json_is_one_document_with_the_summary(tmp_path: Path) -> None:
-    write_tasks(tmp_path / "tasks.jsonl")
-    done = rollout("run", "tasks.jsonl", *MODELS, "-k", "2", "-o", "a", "--json", "-q", *FAST, cwd=tmp_path)
+def test_json_is_one_document_with_the_summary(inside: Inside) -> None:
+    write_tasks(inside.folder / "tasks.jsonl")
+    done = inside("run", "tasks.jsonl", *MODELS, "-k", "2", "-o", "a", "--json", "-q", *FAST)
     found = done.document
     assert (found["exit_code"], found["planned"], found["rows"], found["valid"]) == (0, 24, 24, 24)
     assert [model["model"] for model in found["summary"]["models"]] == ["strong", "weak"]
@@ -49,72 +50,73 @@ def test_json_is_one_document_with_the_summary(tmp_path: Path) -> None:
     assert done.err == ""
 
 
-def test_failed_rollouts_are_told_by_kind_and_give_exit_code_1(tmp_path: Path) -> None:
-    write_tasks(tmp_path / "tasks.jsonl", 2)
+def test_failed_rollouts_are_told_by_kind_and_give_exit_code_1(inside: Inside) -> None:
+    write_tasks(inside.folder / "tasks.jsonl", 2)
     broken = ("-m", "bad=scripted:p_garbage=1", "-m", "bad.call_retries=0", "--config", "run.toml")
-    (tmp_path / "run.toml").write_text("[retry]\nmax_retries = 0\n")
-    done = rollout("run", "tasks.jsonl", *broken, "-o", "a", *FAST, cwd=tmp_path)
+    (inside.folder / "run.toml").write_text("[retry]\nmax_retries = 0\n")
+    done = inside("run", "tasks.jsonl", *broken, "-o", "a", *FAST)
     assert done.code == 1
     assert "model:ModelBadResponse 2" in done.out
     assert "rollout resume a --failed" in done.out
 
 
-def test_without_o_a_run_is_named_by_its_time(tmp_path: Path) -> None:
-    write_tasks(tmp_path / "tasks.jsonl", 1)
-    done = rollout("run", "tasks.jsonl", *MODELS, "--json", *FAST, cwd=tmp_path)
-    [run] = (tmp_path / "runs").iterdir()
+def test_without_o_a_run_is_named_by_its_time(inside: Inside) -> None:
+    write_tasks(inside.folder / "tasks.jsonl", 1)
+    done = inside("run", "tasks.jsonl", *MODELS, "--json", *FAST)
+    [run] = (inside.folder / "runs").iterdir()
     assert done.document["run_dir"] == str(run)
 
 
-def test_a_config_file_says_all_and_flags_win_over_it(tmp_path: Path) -> None:
-    write_tasks(tmp_path / "tasks.jsonl")
-    (tmp_path / "run.toml").write_text(
+def test_a_config_file_says_all_and_flags_win_over_it(inside: Inside) -> None:
+    write_tasks(inside.folder / "tasks.jsonl")
+    (inside.folder / "run.toml").write_text(
         'tasks = "tasks.jsonl"\nrun_dir = "a"\nk = 3\nray = "off"\nsandbox = "none"\n'
         '[models.one]\nkind = "scripted"\n[models.one.options]\nskill = 0.5\n'
     )
-    found = rollout("run", "--config", "run.toml", "-k", "2", "--json", "-q", cwd=tmp_path).document
-    assert (found["run_dir"], found["k"], found["planned"], found["models"]) == (str(tmp_path / "a"), 2, 12, ["one"])
-
-
-def test_limit_and_pattern_choose_tasks_and_are_remembered(tmp_path: Path) -> None:
-    write_tasks(tmp_path / "tasks.jsonl", 12)
-    chosen = ("--tasks", "sum-1*", "--limit", "2")
-    done = rollout("run", "tasks.jsonl", *MODELS, *chosen, "-o", "a", "--json", *FAST, cwd=tmp_path)
-    assert done.document["planned"] == 4
-    assert set(pq.read_table(tmp_path / "a" / "rollouts")["task_id"].to_pylist()) == {"sum-1", "sum-10"}
-    source = json.loads((tmp_path / "a" / "source.json").read_text())
-    assert (source["pattern"], source["limit"], source["count"]) == ("sum-1*", 2, 2)
-    assert source["path"] == str(tmp_path / "tasks.jsonl")
-
-
-def test_a_dry_run_prints_the_plan_and_its_price_and_writes_nothing(tmp_path: Path) -> None:
-    write_tasks(tmp_path / "tasks.jsonl")
-    priced = ("-m", "a.price_prompt=2", "-m", "a.price_completion=10", "-m", "a.max_tokens=1000")
-    done = rollout(
-        "run", "tasks.jsonl", "-m", "a=openai:gpt@http://h/v1", *priced, "-k", "5", "--dry-run", cwd=tmp_path
+    found = inside("run", "--config", "run.toml", "-k", "2", "--json", "-q").document
+    assert (found["run_dir"], found["k"], found["planned"], found["models"]) == (
+        str(inside.folder / "a"),
+        2,
+        12,
+        ["one"],
     )
+
+
+def test_limit_and_pattern_choose_tasks_and_are_remembered(inside: Inside) -> None:
+    write_tasks(inside.folder / "tasks.jsonl", 12)
+    chosen = ("--tasks", "sum-1*", "--limit", "2")
+    done = inside("run", "tasks.jsonl", *MODELS, *chosen, "-o", "a", "--json", *FAST)
+    assert done.document["planned"] == 4
+    assert set(pq.read_table(inside.folder / "a" / "rollouts")["task_id"].to_pylist()) == {"sum-1", "sum-10"}
+    source = json.loads((inside.folder / "a" / "source.json").read_text())
+    assert (source["pattern"], source["limit"], source["count"]) == ("sum-1*", 2, 2)
+    assert source["path"] == str(inside.folder / "tasks.jsonl")
+
+
+def test_a_dry_run_prints_the_plan_and_its_price_and_writes_nothing(inside: Inside) -> None:
+    write_tasks(inside.folder / "tasks.jsonl")
+    priced = ("-m", "a.price_prompt=2", "-m", "a.price_completion=10", "-m", "a.max_tokens=1000")
+    done = inside("run", "tasks.jsonl", "-m", "a=openai:gpt@http://h/v1", *priced, "-k", "5", "--dry-run")
     assert done.code == 0
     assert "6 tasks × 1 model × 5 attempts = 30 rollouts" in done.out
     assert "≤ $0.30" in done.out
-    assert [path.name for path in tmp_path.iterdir()] == ["tasks.jsonl"]
+    assert [path.name for path in inside.folder.iterdir()] == ["tasks.jsonl"]
 
 
-def test_a_recorded_model_answers_from_its_file_and_what_is_missing_fails(tmp_path: Path) -> None:
-    write_tasks(tmp_path / "tasks.jsonl", 3)
+def test_a_recorded_model_answers_from_its_file_and_what_is_missing_fails(inside: Inside) -> None:
+    write_tasks(inside.folder / "tasks.jsonl", 3)
     answers = [{"task_id": "sum-0", "content": "0"}, {"task_id": "sum-1", "content": "7"}]
-    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
-    done = rollout("run", "tasks.jsonl", "-m", "old=replay:answers.jsonl", "-o", "a", "--json", *FAST, cwd=tmp_path)
+    (inside.folder / "answers.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    done = inside("run", "tasks.jsonl", "-m", "old=replay:answers.jsonl", "-o", "a", "--json", *FAST)
     assert done.code == 1
     assert done.document["failures"] == {"model:ModelMissingAnswer": 1}
     assert done.document["summary"]["models"][0]["mean_score"]["value"] == 0.5
 
 
-def test_a_spent_budget_is_told_and_gives_exit_code_1(tmp_path: Path) -> None:
-    write_tasks(tmp_path / "tasks.jsonl", 40)
+def test_a_spent_budget_is_told_and_gives_exit_code_1(inside: Inside) -> None:
+    write_tasks(inside.folder / "tasks.jsonl", 40)
     dear = ("-m", "dear=scripted:tokens=1000,latency_ms=200", "-m", "dear.price_completion=1000")
-    done = rollout(
-        "run", "tasks.jsonl", *dear, "--max-cost", "3", "--slots", "2", "-o", "a", "--json", *FAST, cwd=tmp_path
-    )
+    done = inside("run", "tasks.jsonl", *dear, "--max-cost", "3", "--slots", "2", "-o", "a", "--json", *FAST)
     found = done.document
     assert done.code == 1
     assert 0 < found["valid"] < 40

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rollout_engine.version import VERSION
+from tests.cli.inside import Inside
 from tests.cli.rollout import rollout
 
 HELP_CPU_S = 0.3
@@ -43,16 +44,16 @@ def test_importing_loads_nothing_heavy(module: str) -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_help_names_every_command_and_an_example(tmp_path: Path) -> None:
-    done = rollout("--help", cwd=tmp_path)
+def test_help_names_every_command_and_an_example(inside: Inside) -> None:
+    done = inside("--help")
     assert done.code == 0
     assert all(name.split()[0] in done.out for name in COMMANDS)
     assert "rollout run tasks.jsonl -m good=scripted:skill=0.8" in done.out
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_explains_itself_with_an_example(command: str, tmp_path: Path) -> None:
-    done = rollout(*command.split(), "--help", cwd=tmp_path)
+def test_each_command_explains_itself_with_an_example(command: str, inside: Inside) -> None:
+    done = inside(*command.split(), "--help")
     assert done.code == 0
     assert f"Example:\n    rollout {command}" in done.out
 
