@@ -25,7 +25,7 @@ from rollout_engine.store.files import sync_directory, sync_file
 from rollout_engine.store.recall import Recall
 from rollout_engine.types import KeySpace
 
-CHUNK_SLOTS = 4096
+CHUNK_SLOTS = 1024
 """Slots whose rewards are computed at once: bounds the memory of a live table."""
 TRIM_S = 2.0
 """How often freed memory is given back to the system."""
