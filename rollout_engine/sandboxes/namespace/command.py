@@ -96,16 +96,16 @@ class Command:
 
     def __init__(
         self, channel: Channel, argv: Sequence[str], *, stdin: bytes | None, cwd: str | None,
-        env: Mapping[str, str] | None, user: str | None,
+        env: Mapping[str, str] | None, user: str | None, keep: bool = False,
     ) -> None:  # fmt: skip
         loop = asyncio.get_running_loop()
-        self._channel, self._argv, self._cwd = channel, list(argv), cwd
+        self._channel, self._argv, self._cwd, self._keep = channel, list(argv), cwd, keep
         self.ended: asyncio.Future[ExecResult] = loop.create_future()
         self._started = loop.time()
         self.stdout, self.stderr = _Stream(loop), _Stream(loop)
         source = _stdin(stdin)
         fds = (source, self.stdout.write_end, self.stderr.write_end)
-        header = {"op": "exec", "argv": self._argv, "cwd": cwd, "env": dict(env or {}), "user": user}
+        header = {"op": "exec", "argv": self._argv, "cwd": cwd, "env": dict(env or {}), "user": user, "keep": keep}
         try:
             reply = channel.request(header, b"", fds)
         finally:
@@ -116,7 +116,7 @@ class Command:
 
     def kill(self) -> None:
         """Kills the command's process group; `ended` follows."""
-        if not self.ended.done():
+        if self._keep or not self.ended.done():
             self._channel.send({"op": "kill", "job": self._number, "id": 0})
 
     def abandon(self) -> None:
@@ -152,8 +152,10 @@ class Command:
             self.ended.exception()
 
     def _result(self, header: dict[str, Any]) -> ExecResult:
-        if "error" in header:
+        if header.get("error") == "user":
             raise ValueError(header["text"])
+        if "error" in header:
+            return ExecResult(126, stderr=f"{self._argv[0]}: {header['text']}\n".encode())
         if "errno" in header:
             return self._not_started(header)
         return ExecResult(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import files, users, wire
+from . import archive, files, users, wire
 from .limits import count_oom
 from .users import User
 
@@ -34,6 +34,7 @@ class Supervisor:
         self._score = int(os.pread(score, 16, 0))
         self._poll = select.poll()
         self._jobs: dict[int, tuple[int, float]] = {}
+        self._kept: dict[int, int] = {}
         self._helpers: dict[int, int] = {}
         self._sinks: list[int] = []
         self._oom_seen = count_oom(oom)
@@ -91,6 +92,8 @@ class Supervisor:
             self._reply(message, {"errno": error.errno, "text": os.strerror(error.errno or 0), "at": error.filename})
             return
         self._jobs[pid] = (header["id"], time.monotonic())
+        if header["keep"]:
+            self._kept[header["id"]] = pid
 
     def _spawn(self, argv: list[str], cwd: str, env: dict[str, str], user: User, fds: list[int]) -> int:
         """Children inherit the raised score, this process has it only while it forks."""
@@ -132,10 +135,14 @@ class Supervisor:
         wire.send(self._channel, {"id": job, "code": code, "oom": self._oom_seen > seen, "seconds": seconds})
 
     def _kill(self, message: wire.Message) -> None:
-        for pid, (job, _) in self._jobs.items():
-            if job == message.header["job"]:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(pid, signal.SIGKILL)
+        """Kills a command's group; a background job's also when its first process has ended."""
+        wanted = message.header["job"]
+        group = next((pid for pid, (job, _) in self._jobs.items() if job == wanted), None)
+        if group is None and self._jobs.get(self._kept.get(wanted, -1)) is None:  # not the number of another by now
+            group = self._kept.get(wanted)
+        if group is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
 
     def _sink(self, message: wire.Message) -> None:
         """Takes over the output of what a command left running, so that it can go on writing."""
@@ -189,7 +196,8 @@ class Supervisor:
 
     def _write(self, message: wire.Message) -> None:
         with users.acting_as(self._find(message)):
-            files.write(message.header["path"], message.blob, message.header["mode"])
+            source = message.fds[0] if message.fds else None
+            files.write(message.header["path"], message.blob, source, message.header["mode"])
         self._reply(message, {})
 
     def _pack(self, message: wire.Message) -> None:
@@ -217,6 +225,8 @@ class Supervisor:
             os.umask(0o22)
             work(message.fds[0])
             self._reply(message, {})
+        except archive.TooMuch as error:
+            self._reply(message, {"errno": errno.EFBIG, "text": str(error)})
         except OSError as error:
             self._reply(message, {"errno": error.errno or errno.EIO, "text": str(error)})
         except Exception as error:

@@ -37,7 +37,7 @@ _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 _OPEN_TREE_CLONE = 1
 _FSOPEN_CLOEXEC, _FSMOUNT_CLOEXEC = 1, 1
 _FSCONFIG_SET_FLAG, _FSCONFIG_SET_STRING, _FSCONFIG_CREATE = 0, 1, 6
-_MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_EMPTY_PATH = 4, 0x40
+_MOVE_MOUNT_F_EMPTY_PATH, _MOVE_MOUNT_T_SYMLINKS = 4, 0x10
 
 
 def _check(result: int, what: str) -> int:
@@ -136,7 +136,8 @@ def set_mount(fd: int, attributes: int, userns: int | None = None, *, recursive:
 
 def attach(fd: int, target: str) -> None:
     """Puts a detached mount at a path."""
-    _call(f"move_mount to {target}", _MOVE_MOUNT, fd, b"", -100, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH)
+    flags = _MOVE_MOUNT_F_EMPTY_PATH | _MOVE_MOUNT_T_SYMLINKS
+    _call(f"move_mount to {target}", _MOVE_MOUNT, fd, b"", -100, os.fsencode(target), flags)
 
 
 class _OpenHow(ctypes.Structure):
