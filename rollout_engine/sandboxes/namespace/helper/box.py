@@ -16,7 +16,6 @@ BOUNDING = (
     sys.CAP_SETUID, sys.CAP_NET_BIND_SERVICE,
 )  # fmt: skip
 """All that root in a box can do beyond other users; within its own user namespace where there is one."""
-_LAST_CAP = 63
 
 
 def live(
@@ -98,12 +97,7 @@ def _make_workdir(plan: dict[str, Any]) -> None:
 def _confine(plan: dict[str, Any], seccomp: bytes) -> None:
     """Gives up what cannot be given up later. Every command inherits it; none can get it back."""
     limits.set_rlimits(limits.Limits(*plan["limits"]), set(plan["held"]))
-    for cap in range(_LAST_CAP):
-        if cap not in BOUNDING:
-            try:
-                sys.prctl(sys.PR_CAPBSET_DROP, cap)
-            except OSError:
-                break
+    sys.bound_capabilities(BOUNDING)
     sys.prctl(sys.PR_CAP_AMBIENT, sys.PR_CAP_AMBIENT_CLEAR_ALL)
     sys.capset(BOUNDING)
     sys.prctl(sys.PR_SET_NO_NEW_PRIVS, 1)

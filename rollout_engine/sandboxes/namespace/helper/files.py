@@ -39,7 +39,7 @@ def read(path: str, limit: int) -> tuple[int, int, bytes]:
     try:
         size = os.fstat(fd).st_size
         if size > limit:
-            raise OSError(errno.EFBIG, f"{size} bytes", path)
+            raise OSError(errno.EFBIG, f"{size} bytes are more than {limit}", path)
         return fd, size, os.read(fd, MAX_INLINE) if size <= MAX_INLINE else b""
     except OSError:
         os.close(fd)

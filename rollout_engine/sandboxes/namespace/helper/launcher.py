@@ -14,6 +14,7 @@ import select
 import signal
 import socket
 import sys as python
+import time
 import traceback
 from typing import Any, NamedTuple, NoReturn
 
@@ -22,7 +23,7 @@ from . import hostlayer, layers, limits, wire
 from . import syscalls as sys
 from .identity import Identities, Identity, become_user_root, count_ids, write_maps
 
-_SWEEP_MS = 500
+_SWEEP_S = 0.5
 _NAMESPACES = sys.CLONE_NEWNS | sys.CLONE_NEWPID | sys.CLONE_NEWIPC | sys.CLONE_NEWUTS | sys.CLONE_NEWCGROUP
 
 
@@ -81,18 +82,21 @@ class Launcher:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(woken, select.POLLIN)
-        left = False
         gc.collect()
         gc.freeze()
+        sweep_at = None
         while True:
-            for fd, _ in poll.poll(_SWEEP_MS if left else None):
+            wait = None if sweep_at is None else max(0, int((sweep_at - time.monotonic()) * 1000))
+            for fd, _ in poll.poll(wait):
                 if fd == woken:
                     with contextlib.suppress(BlockingIOError):
                         os.read(woken, 512)
                 else:
                     self._serve(wire.receive(self._control))
-            ended = self._reap()
-            left = self._groups.sweep() if left and not ended else left or ended
+            if self._reap() and sweep_at is None:
+                sweep_at = time.monotonic() + _SWEEP_S
+            if sweep_at is not None and time.monotonic() >= sweep_at:
+                sweep_at = time.monotonic() + _SWEEP_S if self._groups.sweep() else None
 
     def stop(self) -> None:
         """Ends every box and removes what was theirs."""
@@ -250,6 +254,7 @@ def main(descriptor: int) -> NoReturn:
     control.set_inheritable(False)
     os.chdir("/")
     os.umask(0o22)
+    sys.rename_process("rollout-box-launcher")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     launcher = Launcher(control)

@@ -11,8 +11,11 @@ from typing import Any
 
 from . import syscalls as sys
 
-_PROC_READONLY = ("sys", "irq", "bus", "sysrq-trigger", "fs")
-_PROC_MASKED = ("kcore", "keys", "key-users", "kallsyms", "kmsg", "timer_list", "sched_debug", "interrupts", "acpi")
+_PROC_READONLY = ("sys",)
+_PROC_MASKED = ("keys", "key-users", "interrupts")
+"""In a user namespace the rest of /proc that matters is the host root's, and box root is not that."""
+_PLAIN_READONLY = ("irq", "bus", "sysrq-trigger", "fs")
+_PLAIN_MASKED = ("kcore", "kallsyms", "kmsg", "timer_list", "sched_debug", "acpi", "scsi", "latency_stats")
 _SAFE = sys.MS_NOSUID | sys.MS_NODEV
 _SCRATCHES = ("/tmp", "/run", "/mnt")
 
@@ -22,7 +25,6 @@ def build(plan: dict[str, Any], fds: list[int]) -> bool:
 
     Returns whether the number of processes is held by the pid namespace.
     """
-    sys.mount("none", "/", "", sys.MS_REC | sys.MS_PRIVATE)
     scratch = next(path for path in _SCRATCHES if os.path.isdir(path))
     sys.attach(fds[0], scratch)
     for index, fd in enumerate(fds[2:]):
@@ -30,7 +32,7 @@ def build(plan: dict[str, Any], fds: list[int]) -> bool:
     new = f"{scratch}/m"
     _overlays(plan, scratch, new)
     root = os.open(new, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    held = _proc(root, int(plan["processes"]))
+    held = _proc(root, int(plan["processes"]), plain=not plan["userxattr"])
     _devices(root, fds[1], f"{scratch}/shm", tty=plan["tty"])
     for fd in (*fds, root):
         os.close(fd)
@@ -83,25 +85,33 @@ def open_directory(root: int, path: str) -> int:
         os.close(above)
 
 
-def _proc(root: int, processes: int) -> bool:
+def _proc(root: int, processes: int, *, plain: bool) -> bool:
     """/proc of the box's own processes, with what reaches the kernel read-only or covered."""
     with _target(root, "/proc", "") as target:
         sys.mount("proc", target, "proc", _SAFE | sys.MS_NOEXEC)
     fd = sys.open_inside(root, "/proc", os.O_PATH | os.O_DIRECTORY)
     proc = f"/proc/self/fd/{fd}"
     held = _hold_processes(f"{proc}/sys/kernel/pid_max", processes)
-    for name in _PROC_READONLY:
-        with contextlib.suppress(FileNotFoundError):
-            sys.mount(f"{proc}/{name}", f"{proc}/{name}", "", sys.MS_BIND)
-            sys.mount("none", f"{proc}/{name}", "", sys.MS_BIND | sys.MS_REMOUNT | sys.MS_RDONLY | _SAFE | sys.MS_NOEXEC)
-    for name in _PROC_MASKED:
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if os.path.isdir(f"{proc}/{name}"):
-                sys.mount("tmpfs", f"{proc}/{name}", "tmpfs", sys.MS_RDONLY | _SAFE, "size=4k")
-            else:
-                sys.mount("/dev/null", f"{proc}/{name}", "", sys.MS_BIND)
+    for name in _PROC_READONLY + (_PLAIN_READONLY if plain else ()):
+        _make_readonly(f"{proc}/{name}")
+    for name in _PROC_MASKED + (_PLAIN_MASKED if plain else ()):
+        _cover(f"{proc}/{name}")
     os.close(fd)
     return held
+
+
+def _make_readonly(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        sys.mount(path, path, "", sys.MS_BIND)
+        sys.mount("none", path, "", sys.MS_BIND | sys.MS_REMOUNT | sys.MS_RDONLY | _SAFE | sys.MS_NOEXEC)
+
+
+def _cover(path: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        if os.path.isdir(path):
+            sys.mount("tmpfs", path, "tmpfs", sys.MS_RDONLY | _SAFE, "size=4k")
+        else:
+            sys.mount("/dev/null", path, "", sys.MS_BIND)
 
 
 def _hold_processes(path: str, processes: int) -> bool:

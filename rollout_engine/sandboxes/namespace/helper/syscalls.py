@@ -79,6 +79,14 @@ def prctl(option: int, arg: int = 0, arg3: int = 0) -> None:
     )
 
 
+def bound_capabilities(kept: tuple[int, ...]) -> None:
+    """Drops all others from the bounding set: no program started later can have them."""
+    call, option, last = _libc.prctl, ctypes.c_int(PR_CAPBSET_DROP), 64
+    for cap in range(last):
+        if cap not in kept and call(option, cap, 0, 0, 0) < 0:
+            break
+
+
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     data = options.encode() if options else None
     _check(
@@ -173,3 +181,13 @@ def load_seccomp(program: bytes) -> None:
     """Installs a compiled filter for this process and all that come from it. Needs no_new_privs."""
     filters = _SockFilters(len(program) // 8, program)
     _check(_libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(filters), 0, 0), "seccomp")
+
+
+def rename_process(name: str) -> None:
+    """Overwrites the command line, which boxes inherit and show, and which tells paths of the host."""
+    with open("/proc/self/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    if 0 < end - start < 2**20:
+        ctypes.memset(start, 0, end - start)
+        ctypes.memmove(start, name.encode(), min(len(name), end - start - 1))
