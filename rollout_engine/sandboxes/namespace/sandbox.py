@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollout_engine.errors import ExecTimeout, SandboxDied
+from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError
 from rollout_engine.sandboxes.base import MAX_READ_BYTES, JobStatus, SandboxSpec
 from rollout_engine.sandboxes.namespace import transfer
 from rollout_engine.sandboxes.namespace.channel import Channel
@@ -22,6 +22,7 @@ from rollout_engine.sandboxes.namespace.helper.wire import Closed, Message
 from rollout_engine.types import ExecResult
 
 if TYPE_CHECKING:
+    from rollout_engine.sandboxes.namespace.process import LauncherProcess
     from rollout_engine.sandboxes.namespace.provider import NamespaceProvider
 
 KILL_GRACE_S = 10.0
@@ -34,17 +35,28 @@ _NO_FILE = (errno.ENXIO, errno.EPERM, errno.EACCES)
 class NamespaceSandbox:
     """One box. Belongs to the event loop that opened it; `NamespaceProvider.open` makes it."""
 
-    def __init__(self, provider: NamespaceProvider, box: str, spec: SandboxSpec, sock: socket.socket) -> None:
-        self._provider, self.box, self.spec = provider, box, spec
+    def __init__(
+        self, provider: NamespaceProvider, launcher: LauncherProcess, box: str, spec: SandboxSpec, sock: socket.socket
+    ) -> None:
+        self._provider, self._launcher, self.box, self.spec = provider, launcher, box, spec
         self._workdir = posixpath.normpath(spec.workdir)
-        self.ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        self.channel = Channel(sock, self._on_event, self._on_end)
-        self.ended: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        """Resolves when the launcher has seen the end of the box, or is gone itself."""
+        self._ready: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.channel = Channel(sock, self._on_event, self._on_channel_end)
         self.limits_enforced = "none"
         self._jobs: dict[str, Command] = {}
         self._closing: asyncio.Task[None] | None = None
         self._why = "the sandbox ended by itself, or was killed from outside"
+
+    async def wait_ready(self, timeout_s: float) -> None:
+        """For the provider: until the box can be used. Raises SandboxStartError."""
+        await asyncio.wait({self._ready}, timeout=timeout_s)
+        if not self._ready.done():
+            raise SandboxStartError(f"the box did not start within {timeout_s} s")
+        said = self._ready.result()
+        if "failed" in said:
+            raise SandboxStartError(f"the box did not start: {said['failed']}")
+        self.limits_enforced = str(said["limits"])
 
     async def exec(
         self,
@@ -187,16 +199,16 @@ class NamespaceSandbox:
         async with self._asked({"op": "listen", "port": port}) as reply:
             return socket.socket(fileno=reply.fds.pop())
 
-    async def export(self, paths: Sequence[str]) -> str:
+    async def export(self, paths: Sequence[str], *, name: str | None = None) -> str:
         """Ends every process and makes what is at `paths` a read-only layer for other sandboxes' `layers`.
 
-        A directory comes as the sandbox saw it; `/` as what was changed. Afterwards the sandbox can only be
-        closed. The provider keeps the layer until `release`, or until too many are newer.
+        A directory comes as the sandbox saw it; `/` as what was changed, and `*` as all that was changed,
+        also in the host's /usr. The sandbox is closed by it. The provider keeps the layer until `release`, or until too many are newer.
         """
         async with self._asked({"op": "freeze"}):
             pass
-        wanted = [posixpath.normpath(self._path(path)) for path in paths]
-        layer = await self._provider.export(self.box, wanted)
+        wanted = [path if path == "*" else posixpath.normpath(self._path(path)) for path in paths]
+        layer = await self._provider.export(self._launcher, self.box, wanted, name)
         await self.close()
         return layer
 
@@ -209,12 +221,23 @@ class NamespaceSandbox:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        self._provider.end(self)
+        if self._launcher.channel.closed:
+            self.on_ended({})
+        else:
+            self._launcher.channel.send({"op": "destroy", "box": self.box, "id": 0})
         self.channel.close()
         for job in self._jobs.values():
             job.abandon()
-        await asyncio.wait({self.ended}, timeout=KILL_GRACE_S)
+        await asyncio.wait({self._ended}, timeout=KILL_GRACE_S)
         self._provider.forget(self)
+
+    def on_ended(self, header: dict[str, Any]) -> None:
+        """For the provider: the launcher has seen the end of the box, or is gone itself."""
+        if self._closing is None and header.get("oom"):
+            self._why = "the sandbox was ended by the kernel, which was out of the memory that it may use"
+        if not self._ended.done():
+            self._ended.set_result(None)
+        self.channel.close()
 
     def _check_alive(self) -> None:
         if self.channel.closed or self._closing is not None:
@@ -225,12 +248,12 @@ class NamespaceSandbox:
 
     def _on_event(self, message: Message) -> None:
         message.drop()
-        if not self.ready.done():
-            self.ready.set_result(message.header)
+        if not self._ready.done():
+            self._ready.set_result(message.header)
 
-    def _on_end(self) -> None:
-        if not self.ready.done():
-            self.ready.set_result({"failed": "its first process ended"})
+    def _on_channel_end(self) -> None:
+        if not self._ready.done():
+            self._ready.set_result({"failed": "its first process ended"})
 
 
 def _raise_error(header: dict[str, Any], path: str) -> None:

@@ -42,7 +42,7 @@ class Identities:
         self.mode = mode
         self._free: Iterator[int] = iter(())
         self._returned: list[int] = []
-        self._count = count_ids() if mode == "user" else RANGE
+        self.count = count_ids() if mode == "user" else RANGE
         if mode == "ranges":
             start = int.from_bytes(os.urandom(4), "little") % _SLOTS
             self._free = iter([*range(start, _SLOTS), *range(start)])
@@ -53,7 +53,7 @@ class Identities:
             return Identity(self.mode, (_FIRST + slot) * RANGE, RANGE, idmap=True)
         if self.mode == "shared":
             return Identity(self.mode, _FIRST * RANGE, RANGE, idmap=False)
-        return Identity(self.mode, None if self.mode == "plain" else 0, self._count, idmap=False)
+        return Identity(self.mode, None if self.mode == "plain" else 0, self.count, idmap=False)
 
     def sample(self) -> Identity:
         """An identity such as boxes get, for layers that all of them share."""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 from . import box as box_process
 from . import hostlayer, layers, limits, wire
 from . import syscalls as sys
-from .identity import Identities, Identity, become_user_root, count_ids, write_maps
+from .identity import Identities, Identity, become_user_root, write_maps
 
 _SWEEP_S = 0.5
 _NAMESPACES = sys.CLONE_NEWNS | sys.CLONE_NEWPID | sys.CLONE_NEWIPC | sys.CLONE_NEWUTS | sys.CLONE_NEWCGROUP
@@ -35,6 +35,7 @@ class Box(NamedTuple):
     identity: Identity
     scratch: layers.Scratch
     stacks: dict[str, list[int]]
+    changes: frozenset[str]
     groups: list[str]
     oom: int | None
 
@@ -73,7 +74,8 @@ class Launcher:
         self._devices = hostlayer.device_tree()
         self._layers["host"] = hostlayer.build(self._identities.sample())
         held = [controller.name for controller in self._groups.controllers]
-        self._reply(hello, {"mode": mode, "held": held, "ids": count_ids() if mode == "user" else 65_536})
+        owner = -1 if mode == "user" else self._identities.sample().owner
+        self._reply(hello, {"mode": mode, "held": held, "ids": self._identities.count, "owner": owner})
 
     def run(self) -> None:
         woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -129,7 +131,7 @@ class Launcher:
         """The box itself says on its own socket when it is ready, or why it is not."""
         plan, name = message.header["plan"], message.header["box"]
         limit = limits.Limits(*plan["limits"])
-        stacks = layers.stack_up(self._layers[plan["base"]], [self._layers[layer] for layer in plan["layers"]])
+        stacks = layers.stack_up(self._base(plan["base"]), [self._layers[layer] for layer in plan["layers"]])
         identity = self._identities.take()
         groups: list[str] = []
         scratch = None
@@ -147,9 +149,18 @@ class Launcher:
             self._groups.remove_later(groups)
             self._identities.give_back(identity)
             raise
-        self._boxes[pid] = Box(name, pid, identity, scratch, stacks, groups, oom)
+        changes = frozenset(self._base(plan["base"]).stacks)
+        self._boxes[pid] = Box(name, pid, identity, scratch, stacks, changes, groups, oom)
         self._pids[name] = pid
         self._reply(message, {"pid": pid})
+
+    def _base(self, name: str) -> layers.Layer:
+        """The host's layer, or a directory, which is opened once."""
+        if name not in self._layers:
+            if not name.startswith("/"):
+                raise KeyError(name)
+            self._layers[name] = layers.from_directory(name)
+        return self._layers[name]
 
     def _fill_plan(self, plan: dict[str, Any], stacks: dict[str, list[int]], identity: Identity) -> None:
         plan["trees"] = [[at, len(stack)] for at, stack in stacks.items()]
@@ -234,12 +245,11 @@ class Launcher:
         """Makes what a box left a layer; the host has had it frozen before."""
         box = self._boxes[self._pids[message.header["box"]]]
         opaque = "trusted.overlay.opaque" if box.identity.base is None else "user.overlay.opaque"
-        layer = layers.export(box.stacks, box.scratch, message.header["paths"], opaque)
+        paths = message.header["paths"]
+        if paths == ["*"]:
+            paths = [at for at in box.scratch.uppers if at in box.changes]
+        layer = layers.export(box.stacks, box.scratch, paths, opaque)
         self._layers[message.header["layer"]] = layer
-        self._reply(message, {})
-
-    def _do_directory(self, message: wire.Message) -> None:
-        self._layers[message.header["layer"]] = layers.from_directory(message.header["path"])
         self._reply(message, {})
 
     def _do_drop(self, message: wire.Message) -> None:

@@ -80,7 +80,12 @@ def lend(fd: int, identity: Identity, userns: int | None, *, readonly: bool) -> 
     attributes = sys.MOUNT_ATTR_NOSUID | sys.MOUNT_ATTR_NODEV | (sys.MOUNT_ATTR_RDONLY if readonly else 0)
     mount = sys.open_tree(fd)
     try:
-        sys.set_mount(mount, attributes, userns if identity.idmap else None)
+        try:
+            sys.set_mount(mount, attributes, userns if identity.idmap else None)
+        except OSError:
+            if not readonly:
+                raise
+            sys.set_mount(mount, attributes)  # a file system that maps no ids: readable, its owners nobody
     except OSError:
         os.close(mount)
         raise
