@@ -12,7 +12,6 @@ import pytest
 from rollout_engine.sandboxes import make_provider
 from rollout_engine.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
 
-
 ORDINARY_USER = 61_234
 """An id that nobody has: the launcher gives up root for it."""
 

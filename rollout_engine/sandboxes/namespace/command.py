@@ -170,10 +170,7 @@ class Command:
 
     def _finish_output(self) -> None:
         """Takes the last of it. Where a child of the command still holds the pipe, the box goes on emptying it."""
-        held: list[_Stream] = []
-        for stream in (self.stdout, self.stderr):
-            if stream.open and stream.read(_LAST_DRAIN):
-                held.append(stream)
+        held = [stream for stream in (self.stdout, self.stderr) if stream.open and stream.read(_LAST_DRAIN)]
         if held and not self._channel.closed:
             self._channel.send({"op": "sink", "id": 0}, b"", tuple(stream.fd for stream in held))
         for stream in held:

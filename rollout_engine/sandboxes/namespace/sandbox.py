@@ -203,7 +203,8 @@ class NamespaceSandbox:
         """Ends every process and makes what is at `paths` a read-only layer for other sandboxes' `layers`.
 
         A directory comes as the sandbox saw it; `/` as what was changed, and `*` as all that was changed,
-        also in the host's /usr. The sandbox is closed by it. The provider keeps the layer until `release`, or until too many are newer.
+        also in the host's /usr. The sandbox is closed by it. The provider keeps the layer until `release`, or
+        until too many are newer.
         """
         async with self._asked({"op": "freeze"}):
             pass

@@ -18,7 +18,7 @@ name_to_handle_at nfsservctl open_by_handle_at open_tree perf_event_open persona
 process_madvise process_vm_readv process_vm_writev ptrace query_module quotactl quotactl_fd reboot request_key
 set_mempolicy setdomainname sethostname setns settimeofday stime swapoff swapon sysfs _sysctl syslog umount umount2
 unshare uselib userfaultfd ustat vhangup vm86 vm86old
-""".split()
+"""
 _NEW = (
     sys.CLONE_NEWNS | sys.CLONE_NEWCGROUP | sys.CLONE_NEWUTS | sys.CLONE_NEWIPC | sys.CLONE_NEWUSER | sys.CLONE_NEWPID
     | sys.CLONE_NEWNET
@@ -30,7 +30,7 @@ _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 def program() -> bytes | None:
     """The filter as the kernel takes it; None where it cannot be made here (see `rollout doctor`)."""
     try:
-        import pyseccomp
+        import pyseccomp  # type: ignore[import-untyped, unused-ignore]
     except (ImportError, RuntimeError, OSError):
         return None
     return _export(_build(pyseccomp))
@@ -38,7 +38,7 @@ def program() -> bytes | None:
 
 def _build(lib: Any) -> Any:
     rules = lib.SyscallFilter(lib.ALLOW)
-    for name in _DENIED:
+    for name in _DENIED.split():
         _deny(lib, rules, errno.EPERM, name)
     _deny(lib, rules, errno.ENOSYS, "clone3")  # its flags are out of reach; libc then takes clone
     for flag in (bit for bit in (1 << n for n in range(32)) if bit & _NEW):

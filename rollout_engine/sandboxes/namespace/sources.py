@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from rollout_engine.errors import SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes.base import SandboxSpec
@@ -43,9 +43,7 @@ class Sources:
         if len(named) > 1:
             raise SandboxStartError(f"a sandbox has one root, and its spec names {' and '.join(named)}")
         if spec.directory:
-            if not os.path.isdir(spec.directory):
-                raise SandboxStartError(f"directory {spec.directory} is not there on this node")
-            return Root(os.path.abspath(spec.directory), {})
+            return _directory(spec.directory)
         if spec.tar:
             return await self._once(("tar", spec.tar, *_stamp(spec.tar)), lambda: self._from_tar(spec.tar or "", owner))
         if spec.image:
@@ -76,10 +74,11 @@ class Sources:
                 except ImageNotFound:
                     found = client.images.pull(image)
                 env = dict(item.split("=", 1) for item in found.attrs["Config"].get("Env") or [])
-                name = f"{found.id.removeprefix('sha256:')[:32]}.{owner}"
-                container = client.containers.create(found.id, command=["true"])
+                digest = str(found.id).removeprefix("sha256:")[:32]
+                container = client.containers.create(found, command=["true"])
                 try:
-                    return self._unpack(name, container.export(chunk_size=_CHUNK), owner, env)
+                    chunks = cast("Iterable[bytes]", container.export(chunk_size=_CHUNK))
+                    return self._unpack(f"{digest}.{owner}", chunks, owner, env)
                 finally:
                     container.remove(force=True)
         except ImageNotFound as error:
@@ -123,6 +122,12 @@ class Sources:
                 yield path
 
 
+def _directory(path: str) -> Root:
+    if not os.path.isdir(path):
+        raise SandboxStartError(f"directory {path} is not there on this node")
+    return Root(os.path.abspath(path), {})
+
+
 def _stamp(path: str) -> tuple[int, int]:
     try:
         info = os.stat(path)
@@ -133,7 +138,9 @@ def _stamp(path: str) -> tuple[int, int]:
 
 def _run_unpacker(target: Path, chunks: Iterable[bytes], owner: int) -> None:
     package = str(Path(__file__).parent)
-    code = f"import sys; sys.path.insert(0, {package!r}); from helper.unpack import main; main({str(target)!r}, {owner})"
+    code = (
+        f"import sys; sys.path.insert(0, {package!r}); from helper.unpack import main; main({str(target)!r}, {owner})"
+    )
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", code],
         stdin=subprocess.PIPE,

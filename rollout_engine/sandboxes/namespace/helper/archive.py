@@ -34,9 +34,8 @@ class _Entry(NamedTuple):
 
 def write(stream: BinaryIO, path: str, limit: int, *, links: bool) -> None:
     """Streams a file or directory; what is neither, or a link where they are not wanted, is left out."""
-    count, left = 0, limit
-    for name in _walk(path):
-        count += 1
+    left = limit
+    for count, name in enumerate(_walk(path), 1):
         if count > MAX_ENTRIES:
             raise TooMuch(f"{path} has more than {MAX_ENTRIES} entries")
         left = _write_entry(stream, os.path.join(path, name) if name else path, name, left, links)

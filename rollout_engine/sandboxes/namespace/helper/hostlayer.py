@@ -57,7 +57,7 @@ def build(identity: Identity) -> Layer:
     _fill_etc(mount)
     _mkdir(mount, "home/agent", 0o755)
     _give(mount, ".", identity.owner)
-    os.chown("home/agent", identity.owner + min(1000, identity.count - 1), -1, dir_fd=mount)
+    os.chown("home/agent", identity.owner + min(1000, identity.size - 1), -1, dir_fd=mount)
     return Layer(stacks)
 
 

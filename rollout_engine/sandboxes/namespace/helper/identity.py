@@ -22,11 +22,11 @@ _FIRST, _SLOTS = 4_096, 28_000
 
 
 class Identity(NamedTuple):
-    """`base` is what the box's id 0 is to the launcher; None: there is no user namespace."""
+    """`size` ids; `base` is what the box's id 0 is to the launcher; None: there is no user namespace."""
 
     mode: str
     base: int | None
-    count: int
+    size: int
     idmap: bool
 
     @property
@@ -76,8 +76,8 @@ def write_maps(pid: int, identity: Identity) -> None:
     """Maps the ids of a box's user namespace, which its process waits for."""
     if identity.base is None:
         return
-    line = f"0 {identity.base} {identity.count}"
-    if identity.mode == "user" and identity.count == 1:
+    line = f"0 {identity.base} {identity.size}"
+    if identity.mode == "user" and identity.size == 1:
         _write(f"/proc/{pid}/setgroups", "deny")
     _write(f"/proc/{pid}/gid_map", line)
     _write(f"/proc/{pid}/uid_map", line)

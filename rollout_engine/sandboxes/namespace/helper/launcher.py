@@ -165,7 +165,7 @@ class Launcher:
     def _fill_plan(self, plan: dict[str, Any], stacks: dict[str, list[int]], identity: Identity) -> None:
         plan["trees"] = [[at, len(stack)] for at, stack in stacks.items()]
         plan["userxattr"] = identity.base is not None
-        plan["ids"], plan["tty"] = identity.count, identity.count > 5
+        plan["ids"], plan["tty"] = identity.size, identity.size > 5
         plan["held"] = [controller.name for controller in self._groups.controllers]
         plan["processes"] = -1 if "pids" in plan["held"] else plan["limits"][2]
 

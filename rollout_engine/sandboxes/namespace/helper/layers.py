@@ -15,7 +15,10 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Layer:
-    """Directories by mount point, lowest first. Holds their descriptors, and so their file systems, open."""
+    """Directories by mount point, lowest first.
+
+    Each is a descriptor of a directory of the host's, or of a detached mount, which lives as long as that.
+    """
 
     def __init__(self, stacks: dict[str, list[int]]) -> None:
         self.stacks = stacks
@@ -99,16 +102,14 @@ def export(stacks: dict[str, list[int]], scratch: Scratch, paths: list[str], opa
     whole tree that the box saw at that path. Raises FileNotFoundError where a path is no directory.
     """
     found: dict[str, list[int]] = {}
+    for path in paths:
+        upper = [_open_upper(scratch, path)] if path in scratch.uppers else None
+        found[path] = upper or _collect(stacks, scratch, path, opaque)
+    plain = Layer(found)
     try:
-        for path in paths:
-            if path in scratch.uppers:
-                found[path] = [_open_upper(scratch, path)]
-            else:
-                found[path] = _collect(stacks, scratch, path, opaque)
-    except OSError:
-        Layer(found).close()
-        raise
-    return Layer(found)
+        return Layer({at: [sys.open_tree(fd) for fd in stack] for at, stack in found.items()})
+    finally:
+        plain.close()
 
 
 def _open_upper(scratch: Scratch, at: str) -> int:

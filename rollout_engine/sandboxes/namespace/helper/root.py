@@ -138,7 +138,9 @@ def _devices(root: int, tree: int, shm: str, *, tty: bool) -> None:
         sys.mount(shm, target, "", sys.MS_BIND)
     with _target(root, "/dev/pts", "") as target:
         group = ",gid=5" if tty else ""
-        sys.mount("devpts", target, "devpts", sys.MS_NOSUID | sys.MS_NOEXEC, f"newinstance,ptmxmode=0666,mode=620{group}")
+        sys.mount(
+            "devpts", target, "devpts", sys.MS_NOSUID | sys.MS_NOEXEC, f"newinstance,ptmxmode=0666,mode=620{group}"
+        )
 
 
 def loopback_up() -> None:

@@ -27,7 +27,9 @@ _OOM_SCORE = 500
 class Supervisor:
     """Serves one box's socket. Every reply carries the number of its request."""
 
-    def __init__(self, channel: socket.socket, launcher: int, plan: dict[str, Any], oom: int | None, score: int) -> None:
+    def __init__(
+        self, channel: socket.socket, launcher: int, plan: dict[str, Any], oom: int | None, score: int
+    ) -> None:
         self._channel, self._launcher, self._oom, self._score_fd = channel, launcher, oom, score
         self._ids, self._env, self._user = plan["ids"], plan["env"], plan["user"]
         self._workdir = plan["workdir"]
@@ -75,7 +77,9 @@ class Supervisor:
         finally:
             message.drop()
 
-    def _reply(self, message: wire.Message, header: dict[str, Any], blob: bytes = b"", fds: tuple[int, ...] = ()) -> None:
+    def _reply(
+        self, message: wire.Message, header: dict[str, Any], blob: bytes = b"", fds: tuple[int, ...] = ()
+    ) -> None:
         wire.send(self._channel, {"id": message.header["id"], **header}, blob, fds)
 
     def _find(self, message: wire.Message) -> User:
@@ -103,7 +107,15 @@ class Supervisor:
         self._set_score(self._score + _OOM_SCORE)
         try:
             process = subprocess.Popen(
-                argv, stdin=fds[0], stdout=fds[1], stderr=fds[2], cwd=cwd, env=env, start_new_session=True, umask=0o22, **other
+                argv,
+                stdin=fds[0],
+                stdout=fds[1],
+                stderr=fds[2],
+                cwd=cwd,
+                env=env,
+                start_new_session=True,
+                umask=0o22,
+                **other,
             )
         finally:
             self._set_score(self._score)

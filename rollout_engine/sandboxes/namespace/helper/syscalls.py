@@ -58,7 +58,9 @@ def clone(flags: int) -> int:
     Only for a process with one thread. One fork where unshare would take two, and a fresh user namespace
     whose mapping the parent can still write.
     """
-    pid = _check(int(ctypes.PyDLL(None, use_errno=True).syscall(_CLONE, flags | int(signal.SIGCHLD), 0, 0, 0, 0)), "clone")
+    pid = _check(
+        int(ctypes.PyDLL(None, use_errno=True).syscall(_CLONE, flags | int(signal.SIGCHLD), 0, 0, 0, 0)), "clone"
+    )
     if pid == 0:
         ctypes.pythonapi.PyOS_AfterFork_Child()
     return pid
@@ -108,9 +110,7 @@ def filesystem(kind: str, options: dict[str, str], flags: tuple[str, ...], attri
     context = _call(f"fsopen {kind}", _FSOPEN, kind.encode(), _FSOPEN_CLOEXEC)
     try:
         for key, value in options.items():
-            _call(
-                f"{kind} {key}", _FSCONFIG, context, _FSCONFIG_SET_STRING, key.encode(), value.encode(), 0
-            )
+            _call(f"{kind} {key}", _FSCONFIG, context, _FSCONFIG_SET_STRING, key.encode(), value.encode(), 0)
         for flag in flags:
             _call(f"{kind} {flag}", _FSCONFIG, context, _FSCONFIG_SET_FLAG, flag.encode(), None, 0)
         _call(f"{kind} create", _FSCONFIG, context, _FSCONFIG_CREATE, None, None, 0)
@@ -156,7 +156,11 @@ def open_inside(root: int, path: str, flags: int, resolve: int = RESOLVE_IN_ROOT
     """Opens a path as if `root` were the root of everything: no link and no `..` leads out of it."""
     how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
     number = _libc.syscall(
-        ctypes.c_long(_OPENAT2), ctypes.c_long(root), os.fsencode(path), ctypes.byref(how), ctypes.c_long(ctypes.sizeof(how))
+        ctypes.c_long(_OPENAT2),
+        ctypes.c_long(root),
+        os.fsencode(path),
+        ctypes.byref(how),
+        ctypes.c_long(ctypes.sizeof(how)),
     )
     return _check(int(number), path)
 
