@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollout_engine.errors import SandboxDied
+from rollout_engine.errors import SandboxDied, SandboxUnavailable
 from rollout_engine.sandboxes.base import MAX_OUTPUT_BYTES
 from rollout_engine.sandboxes.namespace.channel import Channel
 from rollout_engine.sandboxes.namespace.helper.wire import Closed, Message
@@ -92,7 +92,7 @@ class _Stream:
 
 
 class Command:
-    """One command. `ended` resolves to its result however it ends, or raises SandboxDied or ValueError."""
+    """One command. `ended` resolves to its result however it ends, or raises SandboxDied or SandboxUnavailable."""
 
     def __init__(
         self, channel: Channel, argv: Sequence[str], *, stdin: bytes | None, cwd: str | None,
@@ -140,7 +140,7 @@ class Command:
             result = self._result(header)
         except (Closed, asyncio.CancelledError):
             self._fail(SandboxDied("the sandbox ended while a command ran in it"))
-        except ValueError as error:
+        except SandboxUnavailable as error:
             self._fail(error)
         else:
             if not self.ended.done():
@@ -153,7 +153,7 @@ class Command:
 
     def _result(self, header: dict[str, Any]) -> ExecResult:
         if header.get("error") == "user":
-            raise ValueError(header["text"])
+            raise SandboxUnavailable(str(header["text"]))
         if "error" in header:
             return ExecResult(126, stderr=f"{self._argv[0]}: {header['text']}\n".encode())
         if "errno" in header:

@@ -13,6 +13,7 @@ from typing import Any
 from rollout_engine.errors import SandboxUnavailable
 from rollout_engine.sandboxes.namespace.channel import Channel
 from rollout_engine.sandboxes.namespace.helper.wire import Closed, Message
+from rollout_engine.sandboxes.namespace.reaper import reap
 
 START_S = 20.0
 STOP_S = 10.0
@@ -39,7 +40,8 @@ class LauncherProcess:
                 env={},
                 start_new_session=True,
             )
-        self.channel = Channel(ours, self._event, on_end)
+        self.channel = Channel(ours, self._event, self._end)
+        self._burial: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
@@ -64,13 +66,24 @@ class LauncherProcess:
         self.fatal = str(message.header.get("fatal", self.fatal))
         self._on_event(message.header)
 
+    def _end(self) -> None:
+        self._burial = asyncio.get_running_loop().create_task(self._bury())
+        self._on_end()
+
     async def stop(self) -> None:
         """Ends it, and with it whatever it made."""
         self.channel.close()
-        end = asyncio.get_running_loop().time() + STOP_S
-        delay = 0.002
+        if self._burial is not None:
+            await asyncio.shield(self._burial)
+
+    async def _bury(self) -> None:
+        """Waits for its end, and clears up after one that could not do so itself."""
+        clock = asyncio.get_running_loop().time
+        end, delay = clock() + STOP_S, 0.002
         while self._popen.poll() is None:
-            if asyncio.get_running_loop().time() > end:
+            if clock() > end:
                 self._popen.kill()
             await asyncio.sleep(delay)
             delay = min(0.05, delay * 1.5)
+        if self._popen.returncode != 0:
+            await reap()

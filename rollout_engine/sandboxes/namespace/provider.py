@@ -51,6 +51,10 @@ class NamespaceProvider:
     def name(self) -> str:
         return "namespace"
 
+    @property
+    def launcher_pid(self) -> int | None:
+        return None if self._launcher is None else self._launcher.pid
+
     async def facts(self) -> dict[str, Any]:
         """What the launcher found here: its mode, the control groups it holds, whether there is a call filter."""
         return {**(await self._ready()).facts, "seccomp": seccomp.program() is not None}

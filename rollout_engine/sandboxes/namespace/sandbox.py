@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError
+from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes.base import MAX_READ_BYTES, JobStatus, SandboxSpec
 from rollout_engine.sandboxes.namespace import transfer
 from rollout_engine.sandboxes.namespace.channel import Channel
@@ -263,6 +263,8 @@ def _raise_error(header: dict[str, Any], path: str) -> None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     if number in _NO_FILE:
         raise PermissionError(errno.EACCES, text, path)
+    if header.get("error") == "user":
+        raise SandboxUnavailable(text)
     if number == errno.EFBIG or "error" in header:
         raise ValueError(text)
     if number is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 from typing import NamedTuple
 
 PREFIX = "rollout-engine"
@@ -237,15 +238,22 @@ def describe(held: set[str], *, pid_max: bool) -> str:
     return ",".join(parts)
 
 
-def remove_dead(controllers: list[Controller]) -> int:
-    """Removes the groups of launchers that are dead. Returns how many directories went."""
-    removed = 0
-    for root in {controller.root for controller in controllers}:
-        for name in _listdir(root):
-            if name.startswith(f"{PREFIX}.") and not owner_alive(name):
-                boxes = [f"{root}/{name}/{box}" for box in _listdir(f"{root}/{name}")]
-                removed += sum(_rmdir(path) for path in [*boxes, f"{root}/{name}"] if os.path.isdir(path))
-    return removed
+def dead_groups(controllers: list[Controller]) -> list[str]:
+    """Directories of launchers that are dead."""
+    roots = {controller.root for controller in controllers}
+    names = [(root, name) for root in roots for name in _listdir(root) if name.startswith(f"{PREFIX}.")]
+    return [f"{root}/{name}" for root, name in names if not owner_alive(name)]
+
+
+def remove_dead(controllers: list[Controller]) -> None:
+    """Removes the groups of dead launchers, and kills whatever still runs in them."""
+    for owner in dead_groups(controllers):
+        for box in [name for name in _listdir(owner) if os.path.isdir(f"{owner}/{name}")]:
+            with contextlib.suppress(OSError):
+                for pid in _read(f"{owner}/{box}/cgroup.procs").split():
+                    os.kill(int(pid), signal.SIGKILL)
+            _rmdir(f"{owner}/{box}")
+        _rmdir(owner)
 
 
 def _listdir(path: str) -> list[str]:
