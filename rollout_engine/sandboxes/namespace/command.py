@@ -155,7 +155,7 @@ class Command:
         if header.get("error") == "user":
             raise SandboxUnavailable(str(header["text"]))
         if "error" in header:
-            return ExecResult(126, stderr=f"{self._argv[0]}: {header['text']}\n".encode())
+            return ExecResult(126, stderr=os.fsencode(f"{self._argv[0]}: {header['text']}\n"))
         if "errno" in header:
             return self._not_started(header)
         return ExecResult(
@@ -166,7 +166,7 @@ class Command:
         """As a shell says it: 127 where there is no such program, 126 where it cannot be run."""
         at = header.get("at") or self._argv[0]
         code = 127 if header["errno"] == errno.ENOENT and at != self._cwd else 126
-        return ExecResult(code, stderr=f"{at}: {header['text']}\n".encode())
+        return ExecResult(code, stderr=os.fsencode(f"{at}: {header['text']}\n"))
 
     def _finish_output(self) -> None:
         """Takes the last of it. Where a child of the command still holds the pipe, the box goes on emptying it."""
