@@ -121,7 +121,7 @@ class NamespaceSandbox:
 
     async def upload(self, source: Path, path: str) -> None:
         self._check_alive()
-        with await asyncio.to_thread(transfer.pack_file, source) as file:
+        with await transfer.pack(source) as file:
             async with self._asked({"op": "unpack", "path": self._path(path)}, b"", (file.fileno(),)):
                 return
 

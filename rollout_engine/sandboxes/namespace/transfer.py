@@ -42,8 +42,17 @@ async def read_descriptor(fd: int, path: str, max_bytes: int) -> bytes:
     return b"".join(chunks)
 
 
-def pack_file(source: Path) -> BinaryIO:
-    """A memory file with a host's file or directory as a stream. Blocks: for a thread."""
+async def pack(source: Path) -> BinaryIO:
+    """A memory file with a host's file or directory as a stream; closed where nobody waits for it any more."""
+    packing = asyncio.get_running_loop().run_in_executor(None, _pack, source)
+    try:
+        return await asyncio.shield(packing)
+    except asyncio.CancelledError:
+        packing.add_done_callback(lambda done: done.exception() or done.result().close())
+        raise
+
+
+def _pack(source: Path) -> BinaryIO:
     if not source.exists():
         raise FileNotFoundError(2, "no such file or directory", str(source))
     file = os.fdopen(os.memfd_create("upload", os.MFD_CLOEXEC), "w+b")
