@@ -91,6 +91,7 @@ class _Peer:
     link: Link
     waiting: bool = False
     starved: bool = False
+    drained: bool = False
     task: asyncio.Task[None] | None = field(default=None)
 
 
@@ -216,7 +217,7 @@ class Driver:
         """Starts nothing more, lets what runs end and commits it. Returns when that is done."""
         self._draining = True
         self._poke()
-        while any(peer.link.running for peer in self._peers.values()) and not self._over.is_set():
+        while not all(peer.drained for peer in self._peers.values()) and not self._over.is_set():
             self._changed.clear()
             await self._changed.wait()
 
@@ -237,7 +238,7 @@ class Driver:
         try:
             while not submission.exhausted:
                 await self._room_to_plan()
-                tasks = await submission.source.take()
+                tasks = await submission.feed.take()
                 if not tasks:
                     break
                 for task in tasks:
@@ -245,6 +246,8 @@ class Driver:
                 self._poke()
         except Exception as error:
             submission.error = error
+        finally:
+            await submission.feed.close()
         submission.exhausted = True
         submission.settle()
 
@@ -282,6 +285,8 @@ class Driver:
             limits = self._limits(peer)
             reply = await self._exchange(peer, limits)
             if reply is not None:
+                # A host that is told to start nothing and runs nothing has sent every row that it will have.
+                peer.drained = limits.paused and not reply.running
                 self._take_in(peer, reply)
 
     async def _exchange(self, peer: _Peer, limits: HostLimits) -> Reply | None:
@@ -336,7 +341,8 @@ class Driver:
         counts = self._scheduler.in_flight_on[host]
         waiting = self._waiting_calls.get(host, {})
         leases: dict[str, Lease] = {}
-        peer.starved, wait_s = False, HEARTBEAT_S
+        # A new host says at once how much fits on it; until then it is granted nothing.
+        peer.starved, wait_s = False, HEARTBEAT_S if peer.link.stats else 0.0
         for index, name in enumerate(self.config.model_names):
             permits, tokens = -1, -1.0
             if name in self._permits:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,48 +12,43 @@ import pyarrow as pa
 from rollout_engine.specs import Task
 from rollout_engine.stream import Stream
 
-CHUNK_TASKS = 256
-"""Tasks taken from a source at once."""
-CHUNK_S = 0.05
-"""A slow source is not waited for longer than this once it has given a task."""
+QUEUED_TASKS = 256
+"""Tasks that wait between a caller's event loop and the driver's."""
 
 
-class TaskSource(Protocol):
+class TaskFeed(Protocol):
     """Where a submission's tasks come from."""
 
     async def take(self) -> list[Task]:
         """Some tasks; an empty list is the end."""
         ...
 
+    async def close(self) -> None:
+        """No more tasks are wanted."""
+        ...
 
-class IteratorSource:
-    """A plain iterator, pulled in a thread because it may block."""
 
-    def __init__(self, tasks: Iterator[Task]) -> None:
-        self._tasks = tasks
+class ChunkFeed:
+    """Tasks that the driver's own loop reads."""
+
+    def __init__(self, chunks: AsyncGenerator[list[Task], None]) -> None:
+        self._chunks = chunks
 
     async def take(self) -> list[Task]:
-        return await asyncio.to_thread(self._chunk)
+        return await anext(self._chunks, [])
 
-    def _chunk(self) -> list[Task]:
-        chunk: list[Task] = []
-        ends = 0.0
-        for task in self._tasks:
-            ends = ends or time.monotonic() + CHUNK_S
-            chunk.append(task)
-            if len(chunk) >= CHUNK_TASKS or time.monotonic() > ends:
-                break
-        return chunk
+    async def close(self) -> None:
+        await self._chunks.aclose()
 
 
-class FeedSource:
-    """Tasks that arrive from another event loop: `feed` is called on the driver's loop, and waits for room."""
+class QueueFeed:
+    """Tasks that arrive from another event loop: `put` is called on the driver's loop, and waits for room."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Task | BaseException | None] = asyncio.Queue(CHUNK_TASKS)
+        self._queue: asyncio.Queue[Task | BaseException | None] = asyncio.Queue(QUEUED_TASKS)
         self._ended = False
 
-    async def feed(self, item: Task | BaseException | None) -> None:
+    async def put(self, item: Task | BaseException | None) -> None:
         """One task, an error to end with, or None: the end."""
         await self._queue.put(item)
 
@@ -71,17 +65,18 @@ class FeedSource:
                 raise item
         return tasks
 
+    async def close(self) -> None:
+        self._ended = True
+
 
 @dataclass(eq=False, slots=True)
 class Submission:
     """One stream of tasks of one round."""
 
     round: int
-    source: TaskSource
+    feed: TaskFeed
     stream: Stream[pa.RecordBatch] | None = None
     """Where its committed rows go; None: nobody reads them."""
-    total: int | None = None
-    """Tasks in the source, where known."""
     open_slots: int = 0
     exhausted: bool = False
     error: BaseException | None = None
