@@ -182,7 +182,9 @@ ATTEMPTS = {
     "clone user namespace": clone_user,
     "open tree": call(428, -100, b"/", 1),
     "bpf": lambda: checked(-1) if libc.syscall(321, 0, (ctypes.c_uint32 * 32)(2, 4, 8, 1), 72) < 0 else None,
-    "read memory of another": lambda: in_child(lambda: checked(libc.syscall(310, os.getppid(), (ctypes.c_size_t * 2)(), 0, (ctypes.c_size_t * 2)(), 0, 0))),
+    "read memory of another": lambda: in_child(
+        lambda: checked(libc.syscall(310, os.getppid(), (ctypes.c_size_t * 2)(), 0, (ctypes.c_size_t * 2)(), 0, 0))
+    ),
     "type for the user": push_input,
     "setuid file": setuid_file,
     "shadow": open_to_read("/etc/shadow"),

@@ -25,7 +25,14 @@ ATTEMPTS = Path(__file__).with_name("attempts.py")
 MIB = 2**20
 HIGH = 2**28
 """Ids of boxes begin here."""
-NEEDS_FILTER = {"user namespace", "clone user namespace", "ptrace", "keys", "type for the user", "read memory of another"}
+NEEDS_FILTER = {
+    "user namespace",
+    "clone user namespace",
+    "ptrace",
+    "keys",
+    "type for the user",
+    "read memory of another",
+}
 
 
 async def sh(box: NamespaceSandbox, script: str, timeout_s: float = 30, user: str | None = None) -> str:
@@ -124,7 +131,9 @@ class TestAttempts:
 
     async def test_the_same_holds_for_a_background_job(self, box: NamespaceSandbox, targets: Targets) -> None:
         await box.write_file("attempts.py", ATTEMPTS.read_bytes())
-        job = await box.start(["/usr/bin/python3", "attempts.py", "/tmp", str(targets.port), targets.abstract, "inside"])
+        job = await box.start(
+            ["/usr/bin/python3", "attempts.py", "/tmp", str(targets.port), targets.abstract, "inside"]
+        )
         while (status := await box.poll(job)).exit_code is None:
             await asyncio.sleep(0.02)
         allowed = set() if seccomp.program() else NEEDS_FILTER
@@ -181,12 +190,17 @@ class TestSecrets:
     ) -> None:
         monkeypatch.setenv("SECRET_TOKEN", "hidden")
         box = await provider.open(SandboxSpec())
-        fds = await python(box, "import os; print(sorted(os.listdir('/proc/self/fd'))[:3], len(os.listdir('/proc/self/fd')))")
+        fds = await python(
+            box, "import os; print(sorted(os.listdir('/proc/self/fd'))[:3], len(os.listdir('/proc/self/fd')))"
+        )
         assert fds == "['0', '1', '2'] 4\n"  # the fourth is the listing itself
         assert "hidden" not in await sh(box, "env; cat /proc/*/environ 2>/dev/null")
 
     async def test_reading_a_file_does_not_show_the_first_process(self, box: NamespaceSandbox) -> None:
-        await sh(box, "ln -s /proc/self/environ env; ln -s /proc/self/fd/0 fd; ln -s /proc/1/mem mem; ln -s /proc/self/maps m")
+        await sh(
+            box,
+            "ln -s /proc/self/environ env; ln -s /proc/self/fd/0 fd; ln -s /proc/1/mem mem; ln -s /proc/self/maps m",
+        )
         for path in ("env", "fd", "mem", "m", "/proc/self/environ", "/proc/1/maps"):
             with pytest.raises((PermissionError, FileNotFoundError)):
                 await box.read_file(path)
@@ -223,7 +237,9 @@ class TestSupervisor:
         )
         assert said.split()[:2] == ["-1", "-1"]
         with pytest.raises(AssertionError):
-            assert "worked" in await sh(box, "echo > /proc/1/fd/3 && echo worked; echo > /proc/1/oom_score_adj && echo worked")
+            assert "worked" in await sh(
+                box, "echo > /proc/1/fd/3 && echo worked; echo > /proc/1/oom_score_adj && echo worked"
+            )
 
     async def test_its_memory_score_is_out_of_reach(self, box: NamespaceSandbox) -> None:
         first, own = (await sh(box, "sleep 0.2; cat /proc/1/oom_score_adj /proc/self/oom_score_adj")).split()

@@ -48,7 +48,9 @@ class TestPrepared:
             SandboxSpec(), files={"data/in.txt": b"input"}, commands=[["sh", "-c", "mkdir made; echo x > made/y"]]
         )
         boxes = await asyncio.gather(*(provider.open(SandboxSpec(layers=(layer,))) for _ in range(8)))
-        said = await asyncio.gather(*(sh(box, "cat data/in.txt made/y; echo $$ > made/y; rm data/in.txt") for box in boxes))
+        said = await asyncio.gather(
+            *(sh(box, "cat data/in.txt made/y; echo $$ > made/y; rm data/in.txt") for box in boxes)
+        )
         assert said == ["inputx\n"] * 8
         late = await provider.open(SandboxSpec(layers=(layer,)))
         assert await sh(late, "cat data/in.txt made/y") == "inputx\n"
@@ -186,7 +188,11 @@ class TestRoots:
         assert [path.name for path in (tmp_path / "cache").iterdir() if path.name.startswith("unpacking")] == []
 
     async def test_a_root_that_is_not_there(self, provider: NamespaceProvider) -> None:
-        for spec in (SandboxSpec(directory="/no/such"), SandboxSpec(tar="/no/such"), SandboxSpec(tar="a", directory="b")):
+        for spec in (
+            SandboxSpec(directory="/no/such"),
+            SandboxSpec(tar="/no/such"),
+            SandboxSpec(tar="a", directory="b"),
+        ):
             with pytest.raises(SandboxStartError):
                 await provider.open(spec)
 
@@ -196,7 +202,9 @@ class TestBeyond:
         listener = await box.listen()
         listener.setblocking(False)
         port = listener.getsockname()[1]
-        script = f"import socket; s = socket.create_connection(('127.0.0.1', {port})); s.send(b'hello'); print(s.recv(9))"
+        script = (
+            f"import socket; s = socket.create_connection(('127.0.0.1', {port})); s.send(b'hello'); print(s.recv(9))"
+        )
         await box.write_file("client.py", script.encode())
         client = asyncio.create_task(box.exec(["/usr/bin/python3", "client.py"]))
         connection, _ = await asyncio.get_running_loop().sock_accept(listener)

@@ -209,5 +209,3 @@ async def test_closing_leaves_nothing(provider: NamespaceProvider) -> None:
     assert not any(f".{launcher}." in group for group in groups())
     assert mounts() == []
     await provider.close()
-
-

@@ -15,7 +15,9 @@ async def main() -> None:
     boxes = await asyncio.gather(*(provider.open(SandboxSpec(layers=(layer,))) for _ in range(10)))
     for box in boxes:
         await box.start(["sleep", mark])
-        await box.exec(["sh", "-c", f"setsid sh -c 'trap \"\" TERM HUP; sleep {mark} & sleep {mark}' >/dev/null 2>&1 &"])
+        await box.exec(
+            ["sh", "-c", f"setsid sh -c 'trap \"\" TERM HUP; sleep {mark} & sleep {mark}' >/dev/null 2>&1 &"]
+        )
     await boxes[0].export(["."])
     print(json.dumps({"launcher": provider.launcher_pid}), flush=True)
     await asyncio.sleep(600)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -23,6 +24,7 @@ def live(
     seccomp: bytes,
 ) -> NoReturn:  # fmt: skip
     """Waits on `go` for its ids and mounts, builds its root, gives up its powers, and serves `channel`."""
+    gc.disable()  # it would copy pages that are shared with the launcher and all other boxes
     try:
         keep = {channel.fileno(), go.fileno(), launcher, *groups, *([oom] if oom is not None else [])}
         _close_others(keep)

@@ -24,6 +24,10 @@ from . import syscalls as sys
 from .identity import Identities, Identity, become_user_root, write_maps
 
 _SWEEP_S = 0.5
+_NEEDLESS = (
+    "devpts", "mqueue", "debugfs", "tracefs", "securityfs", "pstore", "bpf", "configfs", "fusectl", "hugetlbfs",
+    "binfmt_misc", "efivarfs", "autofs",
+)  # fmt: skip
 _NAMESPACES = sys.CLONE_NEWNS | sys.CLONE_NEWPID | sys.CLONE_NEWIPC | sys.CLONE_NEWUTS | sys.CLONE_NEWCGROUP
 
 
@@ -69,6 +73,7 @@ class Launcher:
         sys.mount("none", "/", "", sys.MS_REC | sys.MS_PRIVATE)
         self._identities = Identities(mode)
         controllers = limits.find_controllers() if hello.header["groups"] else []
+        _leave_mounts([controller.root for controller in controllers])
         limits.remove_dead(controllers)
         self._groups = limits.Groups(controllers)
         self._devices = hostlayer.device_tree()
@@ -256,6 +261,17 @@ class Launcher:
         if (layer := self._layers.pop(message.header["layer"], None)) is not None:
             layer.close()
         self._reply(message, {})
+
+
+def _leave_mounts(needed: list[str]) -> None:
+    """Unmounts, for itself alone, what no box needs: each new box copies and frees the whole table."""
+    with open("/proc/self/mounts") as file:
+        rows = [line.split() for line in file]
+    for _, path, kind, *_ in reversed(rows):
+        unused = kind in ("cgroup", "cgroup2") and not any(root.startswith(path) for root in needed)
+        if kind in _NEEDLESS or unused:
+            with contextlib.suppress(OSError):
+                sys.umount(path)
 
 
 def main(descriptor: int) -> NoReturn:
