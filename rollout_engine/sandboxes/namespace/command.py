@@ -96,7 +96,7 @@ class Command:
 
     def __init__(
         self, channel: Channel, argv: Sequence[str], *, stdin: bytes | None, cwd: str | None,
-        env: Mapping[str, str] | None, user: str | None, keep: bool = False,
+        env: Mapping[str, str], user: str | None, keep: bool = False,
     ) -> None:  # fmt: skip
         loop = asyncio.get_running_loop()
         self._channel, self._argv, self._cwd, self._keep = channel, list(argv), cwd, keep
@@ -105,7 +105,7 @@ class Command:
         self.stdout, self.stderr = _Stream(loop), _Stream(loop)
         source = _stdin(stdin)
         fds = (source, self.stdout.write_end, self.stderr.write_end)
-        header = {"op": "exec", "argv": self._argv, "cwd": cwd, "env": dict(env or {}), "user": user, "keep": keep}
+        header = {"op": "exec", "argv": self._argv, "cwd": cwd, "env": dict(env), "user": user, "keep": keep}
         try:
             reply = channel.request(header, b"", fds)
         finally:

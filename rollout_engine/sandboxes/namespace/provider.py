@@ -6,6 +6,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ class NamespaceProvider:
             await self._layers.ensure(spec.layers)
         plan = _plan(spec, launcher.facts)
         if root is not None:
-            plan["base"], plan["env"] = root.directory, {**root.env, **plan["env"]}
+            plan["base"] = root.directory
+            spec = replace(spec, env={**root.env, **spec.env})
         return await self._open(launcher, spec, plan)
 
     async def _open(self, launcher: LauncherProcess, spec: SandboxSpec, plan: dict[str, Any]) -> NamespaceSandbox:
@@ -208,7 +210,6 @@ def _plan(spec: SandboxSpec, facts: dict[str, Any]) -> dict[str, Any]:
         "layers": list(spec.layers),
         "limits": [spec.memory_bytes, spec.cpus, spec.processes, disk, spec.inodes],
         "network": spec.network,
-        "env": dict(spec.env),
         "user": spec.user,
         "workdir": os.path.normpath(spec.workdir),
     }

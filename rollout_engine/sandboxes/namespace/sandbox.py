@@ -87,7 +87,8 @@ class NamespaceSandbox:
         if not argv:
             raise ValueError("a command needs at least its program")
         where = None if cwd is None else self._path(cwd)
-        return Command(self.channel, argv, stdin=stdin, cwd=where, env=env, user=user, keep=keep)
+        variables = {**self.spec.env, **(env or {})}
+        return Command(self.channel, argv, stdin=stdin, cwd=where, env=variables, user=user, keep=keep)
 
     def _outcome(self, command: Command) -> ExecResult:
         try:

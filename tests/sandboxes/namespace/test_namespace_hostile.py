@@ -181,9 +181,8 @@ class TestSecrets:
         for name in ("environ", "maps", "mem", "fd", "fdinfo", "exe", "cwd", "root", "stack", "syscall"):
             said = await sh(box, f"ls -l /proc/1/{name}/. /proc/1/{name}; cat /proc/1/{name} | head -c 100")
             assert "denied" in said or "cannot read" in said, (name, said)
-        assert await sh(box, "tr '\\0' ' ' < /proc/1/cmdline") in ("", "rollout-box-launcher" + " " * 0) or "/" not in (
-            await sh(box, "tr '\\0' ' ' < /proc/1/cmdline")
-        )
+        said = await sh(box, "tr '\\0' ' ' < /proc/1/cmdline")
+        assert said.strip() == "rollout-box-launcher"
 
     async def test_a_command_has_three_descriptors_and_no_environment_of_the_hosts(
         self, provider: NamespaceProvider, monkeypatch: pytest.MonkeyPatch
@@ -236,10 +235,8 @@ class TestSupervisor:
             "print(libc.ptrace(16, 1, 0, 0), libc.syscall(438, fd, 0, 0), libc.syscall(310, 1, 0, 0, 0, 0, 0))",
         )
         assert said.split()[:2] == ["-1", "-1"]
-        with pytest.raises(AssertionError):
-            assert "worked" in await sh(
-                box, "echo > /proc/1/fd/3 && echo worked; echo > /proc/1/oom_score_adj && echo worked"
-            )
+        for target in ("fd/3", "oom_score_adj", "mem"):
+            assert "worked" not in await sh(box, f"echo > /proc/1/{target} && echo worked")
 
     async def test_its_memory_score_is_out_of_reach(self, box: NamespaceSandbox) -> None:
         first, own = (await sh(box, "sleep 0.2; cat /proc/1/oom_score_adj /proc/self/oom_score_adj")).split()
@@ -302,7 +299,8 @@ class TestBombs:
         box = await root_provider.open(SandboxSpec(memory_bytes=96 * MIB))
         if "memory:cgroup" not in box.limits_enforced:
             pytest.skip("no memory control group here")
-        code = "import os, time\nfor _ in range(40):\n  if not os.fork():\n    x = b'x' * (8 << 20); time.sleep(60)\ntime.sleep(60)"
+        code = "import os, time\nfor _ in range(40):\n  if not os.fork():\n    x = bytearray(8 << 20)\n    break\n"
+        code += "time.sleep(60)"
         with pytest.raises(ExecTimeout):
             await box.exec(["/usr/bin/python3", "-c", code], timeout_s=2)
         assert await sh(box, "echo alive") == "alive\n"

@@ -31,7 +31,7 @@ class Supervisor:
         self, channel: socket.socket, launcher: int, plan: dict[str, Any], oom: int | None, score: int
     ) -> None:
         self._channel, self._launcher, self._oom, self._score_fd = channel, launcher, oom, score
-        self._ids, self._env, self._user = plan["ids"], plan["env"], plan["user"]
+        self._ids, self._user = plan["ids"], plan["user"]
         self._workdir = plan["workdir"]
         self._score = int(os.pread(score, 16, 0))
         self._poll = select.poll()
@@ -89,7 +89,7 @@ class Supervisor:
 
     def _exec(self, message: wire.Message) -> None:
         header, user = message.header, self._find(message)
-        env = {"PATH": _PATH, "LANG": "C.UTF-8", "HOME": user.home, **self._env, **header["env"]}
+        env = {"PATH": _PATH, "LANG": "C.UTF-8", "HOME": user.home, **header["env"]}
         try:
             pid = self._spawn(header["argv"], header["cwd"] or self._workdir, env, user, message.fds)
         except OSError as error:
