@@ -8,13 +8,13 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
 
 from . import archive, files, users, wire
 from .limits import count_oom
+from .spawn import spawn
 from .users import User
 
 _DISCARD = 2**16
@@ -70,7 +70,7 @@ class Supervisor:
             self._ops[message.header["op"]](message)
         except users.UnknownUser as error:
             self._reply(message, {"error": "user", "text": str(error)})
-        except (ValueError, subprocess.SubprocessError) as error:
+        except ValueError as error:
             self._reply(message, {"error": "value", "text": str(error)})
         except OSError as error:
             self._reply(message, {"errno": error.errno or errno.EIO, "text": str(error)})
@@ -101,26 +101,11 @@ class Supervisor:
 
     def _spawn(self, argv: list[str], cwd: str, env: dict[str, str], user: User, fds: list[int]) -> int:
         """Children inherit the raised score, this process has it only while it forks."""
-        other: dict[str, Any] = {}
-        if user.uid:
-            other = {"user": user.uid, "group": user.gid, "extra_groups": user.groups if self._ids > 1 else None}
         self._set_score(self._score + _OOM_SCORE)
         try:
-            process = subprocess.Popen(
-                argv,
-                stdin=fds[0],
-                stdout=fds[1],
-                stderr=fds[2],
-                cwd=cwd,
-                env=env,
-                start_new_session=True,
-                umask=0o22,
-                **other,
-            )
+            return spawn(argv, cwd, env, user, fds, groups=self._ids > 1)
         finally:
             self._set_score(self._score)
-        process.returncode = 0  # `_reap` waits for it
-        return process.pid
 
     def _set_score(self, score: int) -> None:
         with contextlib.suppress(OSError):
