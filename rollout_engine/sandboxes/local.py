@@ -27,7 +27,7 @@ from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, S
 from rollout_engine.sandboxes import files
 from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, Recipe, SandboxSpec
 from rollout_engine.sandboxes.locallayer import Layer
-from rollout_engine.sandboxes.preparing import OnceEach, carry_out, recipe_name
+from rollout_engine.sandboxes.preparing import Together, carry_out, recipe_name
 from rollout_engine.sandboxes.process import Program, kill_marked
 from rollout_engine.types import ExecResult
 
@@ -64,7 +64,8 @@ class LocalProvider:
         self._janitor: subprocess.Popen[bytes] | None = None
         self._sandboxes: set[LocalSandbox] = set()
         self._layers: dict[str, Layer] = {}
-        self._prepared = OnceEach()
+        self._prepared: dict[str, str] = {}
+        self._making = Together()
         self._count = 0
 
     @property
@@ -87,8 +88,10 @@ class LocalProvider:
         return sandbox
 
     async def prepare(self, spec: SandboxSpec, recipe: Recipe) -> SandboxSpec:
-        layer = await self._prepared.get(recipe_name(spec, recipe), lambda: self._carry_out(spec, recipe))
-        return replace(spec, layers=(*spec.layers, layer))
+        name = recipe_name(spec, recipe)
+        if self._prepared.get(name) not in self._layers:
+            self._prepared[name] = await self._making.make(name, lambda: self._carry_out(spec, recipe))
+        return replace(spec, layers=(*spec.layers, self._prepared[name]))
 
     async def _carry_out(self, spec: SandboxSpec, recipe: Recipe) -> str:
         sandbox = await self.open(spec)
