@@ -16,8 +16,9 @@ from actors.auth import prepare_auth, resolve_address
 from actors.host import Fault, Opened, RolloutHost
 from actors.reach import check_reachable, check_welcome
 from rollout_engine.clusters import HostHandle, MakePlan
-from rollout_engine.errors import HostError, HostLost, InputError, describe
+from rollout_engine.errors import HostError, HostLost, InputError, TaskBodyError, describe
 from rollout_engine.exchange import Reply, Request
+from rollout_engine.probe import Probe
 from rollout_engine.rollout import finish
 from rollout_engine.version import VERSION
 
@@ -37,16 +38,27 @@ class RayHandle:
         self.host_id, self.node_id, self._actor = host_id, node_id, actor
 
     async def exchange(self, request: Request) -> Reply:
+        answer: Reply = await self._answer(self._actor.exchange.remote(request))
+        return answer
+
+    async def probe(self, body: bytes) -> Probe:
+        answer: Probe = await self._answer(self._actor.probe.remote(body))
+        return answer
+
+    async def _answer(self, call: Any) -> Any:
+        """The answer of an actor call, or the error that it means. Raises HostLost, HostError, TaskBodyError."""
         try:
-            answer: Reply | Fault = await self._actor.exchange.remote(request)
+            answer = await call
         except ActorUnavailableError as error:
             raise HostError(describe(error)) from error
         except RayActorError as error:
             gone = isinstance(error, ActorDiedError) and await asyncio.to_thread(node_alive, self.node_id)
             raise HostLost(_first_line(error), process_gone=gone) from error
-        if isinstance(answer, Fault):
-            raise HostLost(answer.message) if answer.final else HostError(f"{answer.kind}: {answer.message}")
-        return answer
+        if not isinstance(answer, Fault):
+            return answer
+        if answer.kind == TaskBodyError.__name__:
+            raise TaskBodyError(answer.message)
+        raise HostLost(answer.message) if answer.final else HostError(f"{answer.kind}: {answer.message}")
 
     def nudge(self) -> None:
         self._actor.nudge.remote()

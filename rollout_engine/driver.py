@@ -19,12 +19,13 @@ from rollout_engine.breaker import BreakerState
 from rollout_engine.clusters import Cluster, HostHandle
 from rollout_engine.committer import Committer
 from rollout_engine.config import RunConfig
-from rollout_engine.errors import HostLost, RunError, describe
+from rollout_engine.errors import HostError, HostLost, RunError, describe
 from rollout_engine.exchange import HostLimits, Lease, Reply
 from rollout_engine.host import HostPlan
 from rollout_engine.leases import PermitLease, TokenLease
 from rollout_engine.link import Link
 from rollout_engine.plan import Done, Planner, PlanStore
+from rollout_engine.probe import Probe
 from rollout_engine.progress import Progress
 from rollout_engine.scheduler import Lost, Outcome, Scheduler, Try, Verdict
 from rollout_engine.schema import records_to_batch
@@ -46,6 +47,9 @@ BASE_LINGER_S = 0.05
 """How long a finished row waits for company, with up to two hosts; grows with their number."""
 MAX_LINGER_S = 1.0
 HEARTBEAT_S = 1.0
+PROBES_PER_HOST = 8
+"""Dry runs of tasks on a host at once: they come on top of its slots, and of an actor's calls."""
+PROBE_TRIES = 3
 TOKEN_POLL_S = 0.1
 """Heartbeat of a host whose calls wait for a request rate."""
 UNLIMITED = Lease(-1, -1.0)
@@ -98,6 +102,9 @@ class _Peer:
     waiting: bool = False
     starved: bool = False
     drained: bool = False
+    probes: int = 0
+    """Dry runs that were given to it and have not ended."""
+    probing: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(PROBES_PER_HOST))
     task: asyncio.Task[None] | None = field(default=None)
 
 
@@ -220,6 +227,24 @@ class Driver:
         for host, mine in on_hosts.items():
             self._peers[host].link.cancel_keys.update(mine)
         self._poke()
+
+    async def probe(self, body: bytes) -> Probe:
+        """The dry run of a task on the host with the fewest of them. Raises HostError, TaskBodyError, RunError."""
+        for tries_left in reversed(range(PROBE_TRIES)):
+            if not self._peers:
+                raise RunError("no host is left to check a task on")
+            peer = min(self._peers.values(), key=lambda peer: peer.probes)
+            peer.probes += 1
+            try:
+                async with peer.probing:
+                    return await peer.handle.probe(body)
+            except HostError:
+                if not tries_left:
+                    raise
+                await asyncio.sleep(RETRY_PAUSE_S)
+            finally:
+                peer.probes -= 1
+        raise AssertionError("unreachable: the last try returns or raises")
 
     async def drain(self) -> None:
         """Starts nothing more, lets what runs end and commits it. Returns when that is done."""

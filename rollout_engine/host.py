@@ -21,6 +21,7 @@ from rollout_engine.machine import check_descriptors
 from rollout_engine.models import make_client
 from rollout_engine.outbox import Outbox, turns_bytes
 from rollout_engine.prepare import prepare
+from rollout_engine.probe import Probe, probe
 from rollout_engine.rollout import Model, PreparedTask, Resources, Rollout
 from rollout_engine.sandboxes import make_provider
 from rollout_engine.store.traces import TraceWriter, sees_run
@@ -377,6 +378,15 @@ class Host:
                 return
 
     # -- for the watchdog ---------------------------------------------------------------------------------------
+
+    async def probe(self, body: bytes) -> Probe:
+        """The dry run of a task, beside the rollouts. Raises HostError once closed, TaskBodyError."""
+        if self._closing:
+            raise HostError(f"host {self.plan.host_id} is closed")
+        try:
+            return await probe(body, self.plan.config, self._resources)
+        except Exception as error:
+            raise TaskBodyError(f"{type(error).__name__}: {error}") from error
 
     def waiting_for(self, limit: int = 20) -> list[str]:
         """What the oldest held rollouts wait for, one line each."""

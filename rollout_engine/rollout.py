@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollout_engine.agents.base import Agent, AgentLimits
 from rollout_engine.config import ModelSpec, RunConfig
@@ -16,20 +16,21 @@ from rollout_engine.errors import (
     InfraError,
     LimitReached,
     ModelTimeout,
+    SandboxError,
     SandboxStartError,
-    SetupError,
     VerifierBadReturn,
     VerifierTimeout,
     failure_of,
 )
 from rollout_engine.models.base import ModelClient
 from rollout_engine.permits import Permits
-from rollout_engine.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
+from rollout_engine.sandboxes.base import Recipe, Sandbox, SandboxProvider, SandboxSpec
 from rollout_engine.specs import Task
 from rollout_engine.types import (
     Boundary,
     CallContext,
     Completion,
+    Isolation,
     Message,
     RolloutRecord,
     RolloutSpec,
@@ -48,6 +49,10 @@ CALL_GRACE_S = 1.0
 """A model call may outlive the agent's time by this much, so that it is the agent's limit that ends the agent."""
 
 
+VERIFY_TRIES = 3
+"""Sandboxes that a verification is tried in where they fail under it."""
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedTask:
     """A task with what every rollout of it shares on a host."""
@@ -55,7 +60,11 @@ class PreparedTask:
     task: Task
     verifier: Verifier
     sandbox: SandboxSpec | None
-    """None: nothing of the task happens in a sandbox."""
+    """The agent's; None: nothing of the task happens in a sandbox."""
+    base: SandboxSpec
+    """What a sandbox of this task is made from, the verifier's own among them."""
+    recipe: Recipe
+    """The task's files and setup commands."""
     limits: AgentLimits
     start_s: float
     verify_s: float
@@ -202,11 +211,20 @@ class Rollout:
         self.phase = "start"
         late = SandboxStartError(f"the sandbox was not ready within {self._prepared.start_s:g} s")
         async with self._resources.starting, _phase_limit(self._prepared.start_s, late):
+            spec = await self._ready(provider, spec)
             self._sandbox = await provider.open(spec)
             self.record.sandbox = provider.name
             self.record.limits_enforced = self._sandbox.limits_enforced
-            self.phase = "setup"
-            await set_up(self._prepared.task, self._sandbox)
+
+    async def _ready(self, provider: SandboxProvider, spec: SandboxSpec) -> SandboxSpec:
+        """A spec that holds the task's files, and what its setup made of them: once per task and node."""
+        recipe = self._prepared.recipe
+        if not recipe.files and not recipe.commands:
+            return spec
+        self.phase = "setup"
+        ready = await provider.prepare(spec, recipe)
+        self.phase = "start"
+        return ready
 
     async def _close(self) -> None:
         """Removes the sandbox, within `close_s`, also while the rollout is being cancelled."""
@@ -269,13 +287,59 @@ class Rollout:
         late = VerifierTimeout(f"no verdict within {prepared.verify_s:g} s")
         try:
             async with self._resources.verifying, _phase_limit(prepared.verify_s, late):
-                score = await prepared.verifier.verify(prepared.task, trajectory, self._sandbox)
-            self._score(score)
+                self._score(await self._verdict(trajectory))
         # User code may raise anything, SystemExit included: all of it is the verifier's own failure.
         except BaseException as error:
             if isinstance(error, InfraError) or _asked_to_end(error):
                 raise
             self._no_score(error)
+
+    async def _verdict(self, trajectory: Trajectory) -> Score:
+        """The verifier's finding, in the isolation that it asks for."""
+        verifier, task = self._prepared.verifier, self._prepared.task
+        if verifier.isolation is Isolation.PURE:
+            return await verifier.verify(task, trajectory, None)
+        if verifier.isolation is Isolation.IN_PLACE and self._sandbox is not None:
+            await self._sandbox.quiesce()
+            return await verifier.verify(task, trajectory, self._sandbox)
+        return await self._verdict_apart(trajectory)
+
+    async def _verdict_apart(self, trajectory: Trajectory) -> Score:
+        """In a sandbox of its own, which the agent was never in, over the workspace that the agent left.
+
+        A fault of that sandbox is tried again in another one, over the same workspace: the agent's work is kept.
+        """
+        provider, prepared = self._resources.provider, self._prepared
+        if provider is None:
+            raise SandboxStartError("the verifier needs a sandbox and the run has none (--sandbox none)")
+        spec = await self._ready(provider, prepared.base)
+        layer = None
+        if self._sandbox is not None:
+            layer = await self._sandbox.export(self._handed_over())
+            spec = replace(spec, layers=(*spec.layers, layer))
+        try:
+            for tries_left in reversed(range(VERIFY_TRIES)):
+                try:
+                    return await self._verdict_in(await provider.open(spec), trajectory)
+                except SandboxError:
+                    if not tries_left:
+                        raise
+            raise AssertionError("unreachable: the last try returns or raises")
+        finally:
+            if layer is not None:
+                await finish(provider.release(layer), self._resources.config.limits.close_s)
+
+    async def _verdict_in(self, sandbox: Sandbox, trajectory: Trajectory) -> Score:
+        try:
+            return await self._prepared.verifier.verify(self._prepared.task, trajectory, sandbox)
+        finally:
+            await finish(sandbox.close(), self._resources.config.limits.close_s)
+
+    def _handed_over(self) -> list[str]:
+        """Which of the agent's files the verifier sees."""
+        if self._prepared.verifier.isolation is Isolation.SNAPSHOT:
+            return ["/"]
+        return list(self._prepared.task.workspace) or [self._prepared.base.workdir]
 
     def _score(self, score: Score) -> None:
         if not isinstance(score, Score):
@@ -354,17 +418,6 @@ async def finish(work: object, seconds: float) -> None:
         task.exception()
     if cancelled:
         raise asyncio.CancelledError
-
-
-async def set_up(task: Task, sandbox: Sandbox) -> None:
-    """Puts a task's files in place and runs its setup commands. Raises SetupError."""
-    for path, text in task.files.items():
-        await sandbox.write_file(path, text.encode())
-    for command in task.setup:
-        result = await sandbox.exec(["sh", "-c", command])
-        if not result.ok:
-            tail = (result.stderr or result.stdout)[-500:].decode(errors="replace")
-            raise SetupError(f"setup command {command!r} exited with {result.exit_code}: {tail}")
 
 
 def final_answer(turns: Sequence[Turn]) -> str | None:

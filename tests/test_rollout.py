@@ -621,7 +621,7 @@ async def test_a_failing_setup_command_fails_the_rollout_with_its_output(tmp_pat
     assert "exited with 7" in (record.failure_message or "")
     assert "no such package" in (record.failure_message or "")
     assert provider.closed.is_set()
-    assert record.sandbox == "local"
+    assert record.sandbox == "none"
 
 
 async def test_a_file_that_cannot_be_put_in_place_is_a_setup_failure() -> None:

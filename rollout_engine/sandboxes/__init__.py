@@ -12,6 +12,7 @@ from rollout_engine.specs import EnvironmentSpec, Task
 
 PROVIDERS: dict[str, str] = {
     "local": "rollout_engine.sandboxes.local:LocalProvider",
+    "namespace": "rollout_engine.sandboxes.namespace:NamespaceProvider",
 }
 """Name -> `module:attribute` of a factory that takes the provider's options as keywords."""
 

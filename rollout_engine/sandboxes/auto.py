@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 
 from rollout_engine.errors import SandboxUnavailable
-from rollout_engine.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
+from rollout_engine.sandboxes.base import Recipe, Sandbox, SandboxProvider, SandboxSpec
+
+T = TypeVar("T")
 
 
 class AutoProvider:
@@ -24,19 +27,30 @@ class AutoProvider:
         return self._chosen or ("local" if "local" in self._made else "auto")
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
+        return await self._with(spec, lambda provider: provider.open(spec))
+
+    async def prepare(self, spec: SandboxSpec, recipe: Recipe) -> SandboxSpec:
+        return await self._with(spec, lambda provider: provider.prepare(spec, recipe))
+
+    async def release(self, layer: str) -> None:
+        for provider in self._made.values():
+            await provider.release(layer)
+
+    async def _with(self, spec: SandboxSpec, use: Callable[[SandboxProvider], Awaitable[T]]) -> T:
+        """Asks the backend that was chosen, or each in turn until one is there."""
         if self._chosen is not None:
-            return await self._made[self._chosen].open(spec)
+            return await use(self._made[self._chosen])
         reasons = []
         for name, make in self._isolating.items():
             try:
-                sandbox = await self._provider(name, make).open(spec)
+                result = await use(self._provider(name, make))
             except SandboxUnavailable as error:
                 reasons.append(f"{name}: {error}")
             else:
                 self._chosen = name
-                return sandbox
+                return result
         if spec.trusted:
-            return await self._provider("local", self._make_local).open(spec)
+            return await use(self._provider("local", self._make_local))
         raise SandboxUnavailable(
             f"no isolating sandbox works on this host ({'; '.join(reasons) or 'none is installed'}); "
             "set trusted = true in the task's environment, or --sandbox local, to run without isolation"

@@ -43,6 +43,20 @@ class SandboxSpec:
     """Names the rollout in labels, logs and the reaper."""
 
 
+EVERYTHING = "*"
+"""`export`ed: all that was changed since the sandbox was opened, wherever it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What a prepared sandbox holds beyond its spec: files put in place, then commands run by `sh -c`."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    commands: tuple[str, ...] = ()
+    timeout_s: float = 600.0
+    """Of one command."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobStatus:
     """A background job: `exit_code` None while it runs; the output so far (tails)."""
@@ -115,6 +129,18 @@ class Sandbox(Protocol):
         """Kills a job and its group; no error where it has ended."""
         ...
 
+    async def quiesce(self, keep: Sequence[str] = ()) -> None:
+        """Kills every process in the sandbox but those of the jobs named (and what these started)."""
+        ...
+
+    async def export(self, paths: Sequence[str]) -> str:
+        """Ends the sandbox, and makes what is at `paths` a layer for other sandboxes of the same provider.
+
+        A directory comes as the sandbox saw it; EVERYTHING as all that was changed. The layer is read-only to
+        them and lives until `release`. Raises ValueError where it is larger than the sandbox's own disk limit.
+        """
+        ...
+
     async def close(self) -> None:
         """Ends everything in the sandbox and removes it, in bounded time."""
         ...
@@ -128,6 +154,17 @@ class SandboxProvider(Protocol):
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """A live sandbox. Raises SandboxStartError, SandboxUnavailable."""
+        ...
+
+    async def prepare(self, spec: SandboxSpec, recipe: Recipe) -> SandboxSpec:
+        """A spec whose sandboxes find the recipe carried out; that happens once while the result is kept.
+
+        Raises SetupError where a command fails.
+        """
+        ...
+
+    async def release(self, layer: str) -> None:
+        """Lets go of an exported layer; sandboxes that use it keep it for their life. No error where it is gone."""
         ...
 
     async def close(self) -> None:

@@ -18,13 +18,16 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes import files
-from rollout_engine.sandboxes.base import MAX_READ_BYTES, JobStatus, SandboxSpec
+from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, Recipe, SandboxSpec
+from rollout_engine.sandboxes.locallayer import Layer
+from rollout_engine.sandboxes.preparing import Together, carry_out, recipe_name
 from rollout_engine.sandboxes.process import Program, kill_marked
 from rollout_engine.types import ExecResult
 
@@ -60,6 +63,9 @@ class LocalProvider:
         self._home: Path | None = None
         self._janitor: subprocess.Popen[bytes] | None = None
         self._sandboxes: set[LocalSandbox] = set()
+        self._layers: dict[str, Layer] = {}
+        self._prepared: dict[str, str] = {}
+        self._making = Together()
         self._count = 0
 
     @property
@@ -67,19 +73,54 @@ class LocalProvider:
         return "local"
 
     async def open(self, spec: SandboxSpec) -> LocalSandbox:
-        """A fresh directory. Refuses what this backend cannot give: images, layers, other users, held limits."""
+        """A fresh directory. Refuses what this backend cannot give: images, other users, held limits."""
         self._refuse(spec)
         try:
-            home = self._start()
-            self._count += 1
-            root = home / str(self._count)
+            root = self._place("sandbox")
             for folder in ("work", "tmp"):
                 (root / folder).mkdir(parents=True)
+            for layer in spec.layers:
+                await asyncio.to_thread(self._layer(layer).put_into, root / "work")
         except OSError as error:
             raise SandboxStartError(f"cannot make a directory for a local sandbox: {error}") from error
-        sandbox = LocalSandbox(spec, root, f"{self._id}.{self._count}", self._sandboxes.discard)
+        sandbox = LocalSandbox(self, spec, root, f"{self._id}.{root.name}", self._sandboxes.discard)
         self._sandboxes.add(sandbox)
         return sandbox
+
+    async def prepare(self, spec: SandboxSpec, recipe: Recipe) -> SandboxSpec:
+        name = recipe_name(spec, recipe)
+        if self._prepared.get(name) not in self._layers:
+            self._prepared[name] = await self._making.make(name, lambda: self._carry_out(spec, recipe))
+        return replace(spec, layers=(*spec.layers, self._prepared[name]))
+
+    async def _carry_out(self, spec: SandboxSpec, recipe: Recipe) -> str:
+        sandbox = await self.open(spec)
+        try:
+            await carry_out(recipe, sandbox)
+            return await sandbox.export([EVERYTHING])
+        finally:
+            await sandbox.close()
+
+    async def release(self, layer: str) -> None:
+        held = self._layers.pop(layer, None)
+        if held is not None:
+            await asyncio.to_thread(files.remove, held.directory)
+
+    async def keep(self, work: Path, paths: Sequence[str], max_bytes: int) -> str:
+        """For `LocalSandbox.export`: copies what is at these paths below `work` into a layer of its own."""
+        layer = Layer(self._place("layer"), tuple(paths))
+        await asyncio.to_thread(layer.take_from, work, max_bytes)
+        self._layers[layer.directory.name] = layer
+        return layer.directory.name
+
+    def _layer(self, name: str) -> Layer:
+        if name not in self._layers:
+            raise SandboxStartError(f"layer {name} is gone: it was released")
+        return self._layers[name]
+
+    def _place(self, what: str) -> Path:
+        self._count += 1
+        return self._start() / f"{what}-{self._count}"
 
     async def close(self) -> None:
         await asyncio.gather(*(sandbox.close() for sandbox in list(self._sandboxes)))
@@ -88,7 +129,7 @@ class LocalProvider:
             await asyncio.to_thread(_dismiss, janitor)
 
     def _refuse(self, spec: SandboxSpec) -> None:
-        wanted = [what for what in ("image", "directory", "tar", "layers") if getattr(spec, what)]
+        wanted = [what for what in ("image", "directory", "tar") if getattr(spec, what)]
         if wanted:
             raise SandboxUnavailable(f"the local sandbox has no {wanted[0]}: it runs on the host's own files")
         if spec.require_limits:
@@ -114,7 +155,15 @@ class LocalProvider:
 class LocalSandbox:
     """A directory and the processes that were started in it. Belongs to the event loop that opened it."""
 
-    def __init__(self, spec: SandboxSpec, root: Path, mark: str, on_close: Callable[[LocalSandbox], None]) -> None:
+    def __init__(
+        self,
+        provider: LocalProvider,
+        spec: SandboxSpec,
+        root: Path,
+        mark: str,
+        on_close: Callable[[LocalSandbox], None],
+    ) -> None:
+        self._provider = provider
         self._spec, self._root, self._mark, self._on_close = spec, root, mark, on_close
         self._work = str(root / "work")
         self._workdir = posixpath.normpath(spec.workdir)
@@ -203,6 +252,26 @@ class LocalSandbox:
         if isinstance(program, Program):
             await program.end()
             await self._in_thread(partial(kill_marked, f"{MARK}={self._mark}", program.pid))
+
+    async def quiesce(self, keep: Sequence[str] = ()) -> None:
+        self._alive()
+        kept = {program.pid for name in keep if isinstance(program := self._jobs[name], Program)}
+        await asyncio.gather(*(program.end() for program in self._programs if program.pid not in kept))
+        await self._in_thread(partial(kill_marked, f"{MARK}={self._mark}", spared=frozenset(kept)))
+
+    async def export(self, paths: Sequence[str]) -> str:
+        await self.quiesce()
+        wanted = ["."] if EVERYTHING in paths else [self._below(path) for path in paths]
+        layer = await self._provider.keep(Path(self._work), wanted, self._spec.disk_bytes)
+        await self.close()
+        return layer
+
+    def _below(self, path: str) -> str:
+        """A path relative to the working directory; this backend hands over nothing else."""
+        host = self._host_path(path)
+        if host != self._work and not host.startswith(self._work + "/"):
+            raise ValueError(f"the local sandbox exports only what is below {self._workdir}, not {path}")
+        return posixpath.relpath(host, self._work)
 
     async def close(self) -> None:
         if self._closing is None:

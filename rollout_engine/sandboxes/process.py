@@ -205,13 +205,16 @@ class Program:
         self.exited.set_result(None)
 
 
-def kill_marked(mark: str, group: int | None = None) -> None:
+def kill_marked(mark: str, group: int | None = None, spared: frozenset[int] = frozenset()) -> None:
     """Kills every process that has `mark` (NAME=value) in its environment, also those that left their group.
+
+    Only those of `group` where it is given; those of the groups `spared` are left alone.
 
     Blocks: for a thread. Sweeps again while it finds any, as a process may fork while it is being killed.
     """
     for _ in range(_MAX_SWEEPS):
-        found = [pid for pid in _marked(mark.encode() + b"\0") if group is None or _group_of(pid) == group]
+        marked = {pid: _group_of(pid) for pid in _marked(mark.encode() + b"\0")}
+        found = [pid for pid, its in marked.items() if its not in spared and (group is None or its == group)]
         if not found:
             return
         for pid in found:

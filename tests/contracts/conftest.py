@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,9 @@ import pytest
 
 from rollout_engine.sandboxes import make_provider
 from rollout_engine.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
+
+ORDINARY_USER = 61_234
+"""An id that nobody has: the launcher gives up root for it."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,17 @@ def make_local(directory: Path) -> SandboxProvider:
     return make_provider("local", directory=directory)
 
 
+def make_namespace(directory: Path) -> SandboxProvider:
+    return make_provider("namespace")
+
+
+def make_namespace_user(directory: Path) -> SandboxProvider:
+    return make_provider("namespace", run_as=ORDINARY_USER)
+
+
 BACKENDS: dict[str, Backend] = {
+    "namespace": Backend(make_namespace),
+    "namespace-user": Backend(make_namespace_user, missing=lambda: None if os.geteuid() == 0 else "needs root"),
     "local": Backend(make_local, isolated=False),
 }
 

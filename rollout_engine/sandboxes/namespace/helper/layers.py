@@ -1,0 +1,155 @@
+"""Read-only trees that boxes are built on: stacks of directories, by the path they are mounted at."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from typing import NamedTuple
+
+from . import syscalls as sys
+from .identity import Identity
+
+_BENEATH = sys.RESOLVE_BENEATH | sys.RESOLVE_NO_SYMLINKS | sys.RESOLVE_NO_MAGICLINKS
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Layer:
+    """Directories by mount point, lowest first.
+
+    Each is a descriptor of a directory of the host's, or of a detached mount, which lives as long as that.
+    """
+
+    def __init__(self, stacks: dict[str, list[int]]) -> None:
+        self.stacks = stacks
+
+    def close(self) -> None:
+        for stack in self.stacks.values():
+            for fd in stack:
+                os.close(fd)
+        self.stacks = {}
+
+
+class Scratch(NamedTuple):
+    """A box's private file system: what it writes, until its last holder lets go."""
+
+    mount: int
+    uppers: dict[str, str]
+
+
+def from_directory(path: str) -> Layer:
+    return Layer({"/": [os.open(path, _DIRECTORY & ~os.O_NOFOLLOW)]})
+
+
+def stack_up(base: Layer, above: list[Layer]) -> dict[str, list[int]]:
+    """The directories of a box, lowest first, by mount point; the layers keep the descriptors."""
+    stacks = {at: list(stack) for at, stack in base.stacks.items()}
+    for layer in above:
+        for at, stack in layer.stacks.items():
+            if at in base.stacks:
+                stacks[at] = stacks[at] + stack
+            else:
+                stacks[at] = list(stack)
+    return dict(sorted(stacks.items()))
+
+
+def make_scratch(stacks: dict[str, list[int]], size: int, inodes: int, identity: Identity) -> Scratch:
+    """The tmpfs of a new box, with the directories that its overlays need."""
+    count = sum(len(stack) for stack in stacks.values())
+    options = {"size": str(size), "nr_inodes": str(inodes + count + 32), "mode": "755"}
+    mount = sys.filesystem("tmpfs", options, (), sys.MOUNT_ATTR_NOSUID | sys.MOUNT_ATTR_NODEV)
+    uppers = {at: f"u{index}" for index, at in enumerate(stacks)}
+    work = [f"w{index}" for index in range(len(stacks))]
+    for name in ["", *uppers.values(), *work, "m", "shm", *(f"l{index}" for index in range(count))]:
+        if name:
+            os.mkdir(name, 0o755, dir_fd=mount)
+        if identity.owner:
+            os.chown(name or ".", identity.owner, identity.owner, dir_fd=mount)
+    os.chmod("shm", 0o1777, dir_fd=mount)
+    for at, stack in stacks.items():
+        _look_like(mount, uppers[at], os.fstat(stack[-1]))
+    return Scratch(mount, uppers)
+
+
+def _look_like(mount: int, name: str, model: os.stat_result) -> None:
+    """An overlay's root looks as its upper directory does, so that one takes after the layer below."""
+    os.chmod(name, stat.S_IMODE(model.st_mode), dir_fd=mount)
+    with contextlib.suppress(OSError):
+        os.chown(name, model.st_uid, model.st_gid, dir_fd=mount)
+
+
+def lend(fd: int, identity: Identity, userns: int | None, *, readonly: bool) -> int:
+    """A detached mount of a directory for one box, its owners mapped where the box has ids of its own."""
+    attributes = sys.MOUNT_ATTR_NOSUID | sys.MOUNT_ATTR_NODEV | (sys.MOUNT_ATTR_RDONLY if readonly else 0)
+    mount = sys.open_tree(fd)
+    try:
+        try:
+            sys.set_mount(mount, attributes, userns if identity.idmap else None)
+        except OSError:
+            if not readonly:
+                raise
+            sys.set_mount(mount, attributes)  # a file system that maps no ids: readable, its owners nobody
+    except OSError:
+        os.close(mount)
+        raise
+    return mount
+
+
+def export(stacks: dict[str, list[int]], scratch: Scratch, paths: list[str], opaque: str) -> Layer:
+    """What a finished box left at some paths, as a layer of its own. The box must write no more.
+
+    A path that is a mount point of the box's base yields what the box changed there; any other yields the
+    whole tree that the box saw at that path. Raises FileNotFoundError where a path is no directory.
+    """
+    found: dict[str, list[int]] = {}
+    for path in paths:
+        upper = [_open_upper(scratch, path)] if path in scratch.uppers else None
+        found[path] = upper or _collect(stacks, scratch, path, opaque)
+    plain = Layer(found)
+    try:
+        return Layer({at: [sys.open_tree(fd) for fd in stack] for at, stack in found.items()})
+    finally:
+        plain.close()
+
+
+def _open_upper(scratch: Scratch, at: str) -> int:
+    return os.open(scratch.uppers[at], _DIRECTORY, dir_fd=scratch.mount)
+
+
+def _collect(stacks: dict[str, list[int]], scratch: Scratch, path: str, opaque: str) -> list[int]:
+    """The directories that a path shows merged, lowest first."""
+    at = max((at for at in stacks if at == "/" or path.startswith(f"{at}/")), key=len)
+    parts = [part for part in path.removeprefix(at).split("/") if part]
+    upper = _open_upper(scratch, at)
+    found: list[int] = []
+    try:
+        for directory in [upper, *reversed(stacks[at])]:
+            fd, hides = _descend(directory, parts, opaque)
+            if fd is not None:
+                found.insert(0, fd)
+            if hides:
+                break
+    finally:
+        os.close(upper)
+    if not found:
+        raise FileNotFoundError(2, "no such directory in the sandbox", path)
+    return found
+
+
+def _descend(directory: int, parts: list[str], opaque: str) -> tuple[int | None, bool]:
+    """A path in one layer: its descriptor where it is a directory, and whether it hides the layers below."""
+    fd, hides = os.dup(directory), False
+    for part in parts:
+        try:
+            below = sys.open_inside(fd, part, _DIRECTORY, _BENEATH)
+        except FileNotFoundError:
+            os.close(fd)
+            return None, hides
+        except OSError:
+            os.close(fd)
+            return None, True
+        os.close(fd)
+        fd = below
+        with contextlib.suppress(OSError):
+            hides = hides or os.getxattr(f"/proc/self/fd/{fd}", opaque) == b"y"
+    return fd, hides

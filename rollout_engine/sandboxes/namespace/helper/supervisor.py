@@ -1,0 +1,239 @@
+"""Inside a box: its first process, which runs commands and serves files until its socket ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from . import archive, files, users, wire
+from .limits import count_oom
+from .spawn import spawn
+from .users import User
+
+_DISCARD = 2**16
+_MAX_SINKS = 64
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_OOM_SCORE = 500
+"""Added for commands, so that the kernel kills them before their supervisor and before the host's processes."""
+
+
+class Supervisor:
+    """Serves one box's socket. Every reply carries the number of its request."""
+
+    def __init__(
+        self, channel: socket.socket, launcher: int, plan: dict[str, Any], oom: int | None, score: int
+    ) -> None:
+        self._channel, self._launcher, self._oom, self._score_fd = channel, launcher, oom, score
+        self._ids, self._user = plan["ids"], plan["user"]
+        self._workdir = plan["workdir"]
+        self._score = int(os.pread(score, 16, 0))
+        self._poll = select.poll()
+        self._jobs: dict[int, tuple[int, float]] = {}
+        self._kept: dict[int, int] = {}
+        self._helpers: dict[int, int] = {}
+        self._sinks: list[int] = []
+        self._oom_seen = count_oom(oom)
+        self._ops: dict[str, Callable[[wire.Message], None]] = {
+            "exec": self._exec, "kill": self._kill, "read": self._read, "write": self._write, "pack": self._pack,
+            "unpack": self._unpack, "sink": self._sink, "freeze": self._freeze, "listen": self._listen,
+        }  # fmt: skip
+
+    def run(self) -> None:
+        """Returns when the host or the launcher is gone, which is the end of the box."""
+        woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for fd in (self._channel.fileno(), self._launcher, woken):
+            self._poll.register(fd, select.POLLIN)
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._channel.fileno():
+                    self._serve(wire.receive(self._channel))
+                elif fd == woken:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(woken, 512)
+                    self._reap()
+                elif fd == self._launcher:
+                    return
+                else:
+                    self._discard(fd)
+
+    def _serve(self, message: wire.Message) -> None:
+        try:
+            self._ops[message.header["op"]](message)
+        except users.UnknownUser as error:
+            self._reply(message, {"error": "user", "text": str(error)})
+        except ValueError as error:
+            self._reply(message, {"error": "value", "text": str(error)})
+        except OSError as error:
+            self._reply(message, {"errno": error.errno or errno.EIO, "text": str(error)})
+        finally:
+            message.drop()
+
+    def _reply(
+        self, message: wire.Message, header: dict[str, Any], blob: bytes = b"", fds: tuple[int, ...] = ()
+    ) -> None:
+        wire.send(self._channel, {"id": message.header["id"], **header}, blob, fds)
+
+    def _find(self, message: wire.Message) -> User:
+        return users.find(message.header.get("user") or self._user, self._ids)
+
+    # Commands.
+
+    def _exec(self, message: wire.Message) -> None:
+        header, user = message.header, self._find(message)
+        env = {"PATH": _PATH, "LANG": "C.UTF-8", "HOME": user.home, **header["env"]}
+        try:
+            pid = self._spawn(header["argv"], header["cwd"] or self._workdir, env, user, message.fds)
+        except OSError as error:
+            self._reply(message, {"errno": error.errno, "text": os.strerror(error.errno or 0), "at": error.filename})
+            return
+        self._jobs[pid] = (header["id"], time.monotonic())
+        if header["keep"]:
+            self._kept[header["id"]] = pid
+
+    def _spawn(self, argv: list[str], cwd: str, env: dict[str, str], user: User, fds: list[int]) -> int:
+        """Children inherit the raised score, this process has it only while it forks."""
+        self._set_score(self._score + _OOM_SCORE)
+        try:
+            return spawn(argv, cwd, env, user, fds, groups=self._ids > 1)
+        finally:
+            self._set_score(self._score)
+
+    def _set_score(self, score: int) -> None:
+        with contextlib.suppress(OSError):
+            os.pwrite(self._score_fd, str(min(1000, score)).encode(), 0)
+
+    def _reap(self) -> None:
+        """Collects every child that has ended: commands, helpers, and orphans of either."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._jobs:
+                self._ended(*self._jobs.pop(pid), os.waitstatus_to_exitcode(status))
+            elif pid in self._helpers:
+                # A helper answers by itself; this is for one that was killed, and otherwise ignored.
+                wire.send(self._channel, {"id": self._helpers.pop(pid), "errno": errno.EIO, "text": "helper killed"})
+
+    def _ended(self, job: int, started: float, code: int) -> None:
+        seen, self._oom_seen = self._oom_seen, count_oom(self._oom)
+        seconds = time.monotonic() - started
+        wire.send(self._channel, {"id": job, "code": code, "oom": self._oom_seen > seen, "seconds": seconds})
+
+    def _kill(self, message: wire.Message) -> None:
+        """Kills a command's group; a background job's also when its first process has ended."""
+        wanted = message.header["job"]
+        group = next((pid for pid, (job, _) in self._jobs.items() if job == wanted), None)
+        if group is None and self._jobs.get(self._kept.get(wanted, -1)) is None:  # not the number of another by now
+            group = self._kept.get(wanted)
+        if group is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+
+    def _sink(self, message: wire.Message) -> None:
+        """Takes over the output of what a command left running, so that it can go on writing."""
+        while message.fds:
+            fd = message.fds.pop()
+            os.set_blocking(fd, False)
+            self._poll.register(fd, select.POLLIN)
+            self._sinks.append(fd)
+        while len(self._sinks) > _MAX_SINKS:
+            self._drop_sink(self._sinks[0])
+
+    def _discard(self, fd: int) -> None:
+        try:
+            if not os.read(fd, _DISCARD):
+                self._drop_sink(fd)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop_sink(fd)
+
+    def _drop_sink(self, fd: int) -> None:
+        self._poll.unregister(fd)
+        self._sinks.remove(fd)
+        os.close(fd)
+
+    def _freeze(self, message: wire.Message) -> None:
+        """Ends every other process of the box, so that nothing writes to its files any more."""
+        while True:
+            try:
+                os.kill(-1, signal.SIGKILL)
+                os.waitpid(-1, 0)
+            except (ProcessLookupError, ChildProcessError):
+                break
+        for job, started in self._jobs.values():
+            self._ended(job, started, -signal.SIGKILL)
+        self._jobs.clear()
+        self._reply(message, {})
+
+    # Files.
+
+    def _read(self, message: wire.Message) -> None:
+        with users.acting_as(self._find(message)):
+            fd, size, data = files.read(message.header["path"], message.header["max_bytes"])
+        try:
+            if size <= files.MAX_INLINE:
+                self._reply(message, {"size": size}, data)
+            else:
+                self._reply(message, {"size": size}, b"", (fd,))
+        finally:
+            os.close(fd)
+
+    def _write(self, message: wire.Message) -> None:
+        with users.acting_as(self._find(message)):
+            source = message.fds[0] if message.fds else None
+            files.write(message.header["path"], message.blob, source, message.header["mode"])
+        self._reply(message, {})
+
+    def _pack(self, message: wire.Message) -> None:
+        header = message.header
+        self._in_child(message, lambda fd: files.pack(header["path"], fd, header["max_bytes"]))
+
+    def _unpack(self, message: wire.Message) -> None:
+        self._in_child(message, lambda fd: files.unpack(fd, message.header["path"]))
+
+    def _in_child(self, message: wire.Message, work: Callable[[int], None]) -> None:
+        """Long work on files, as the box's user, in a process of its own that answers by itself."""
+        user = self._find(message)
+        pid = os.fork()
+        if pid:
+            self._helpers[pid] = message.header["id"]
+            return
+        try:
+            signal.set_wakeup_fd(-1)
+            self._set_score(self._score + _OOM_SCORE)
+            if user.uid:
+                if self._ids > 1:
+                    os.setgroups(user.groups)
+                os.setresgid(user.gid, user.gid, user.gid)
+                os.setresuid(user.uid, user.uid, user.uid)
+            os.umask(0o22)
+            work(message.fds[0])
+            self._reply(message, {})
+        except archive.TooMuch as error:
+            self._reply(message, {"errno": errno.EFBIG, "text": str(error)})
+        except OSError as error:
+            self._reply(message, {"errno": error.errno or errno.EIO, "text": str(error)})
+        except Exception as error:
+            self._reply(message, {"errno": errno.EIO, "text": repr(error)})
+        finally:
+            os._exit(0)
+
+    # Network.
+
+    def _listen(self, message: wire.Message) -> None:
+        """A socket that listens on the box's own 127.0.0.1, for the host to accept on."""
+        with socket.create_server(("127.0.0.1", message.header["port"]), backlog=128) as server:
+            self._reply(message, {"port": server.getsockname()[1]}, b"", (server.fileno(),))
