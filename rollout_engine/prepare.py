@@ -7,6 +7,7 @@ from rollout_engine.config import RunConfig
 from rollout_engine.rollout import PreparedTask
 from rollout_engine.sandboxes import sandbox_spec
 from rollout_engine.specs import Task
+from rollout_engine.tasks import needs_sandbox
 from rollout_engine.verifiers import make_verifier
 
 
@@ -25,7 +26,7 @@ def prepare(body: bytes, config: RunConfig) -> PreparedTask:
     return PreparedTask(
         task=task,
         verifier=make_verifier(task.verifier or {}, timeout_s=verify_s),
-        sandbox=sandbox_spec(task, task.environment, task.task_id) if task.needs_sandbox else None,
+        sandbox=sandbox_spec(task, task.environment, task.task_id) if needs_sandbox(task, config) else None,
         limits=limits,
         start_s=start_s,
         verify_s=verify_s,

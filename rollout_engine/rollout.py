@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rollout_engine.agents.base import Agent, AgentLimits
 from rollout_engine.config import ModelSpec, RunConfig
@@ -25,6 +25,7 @@ from rollout_engine.errors import (
 from rollout_engine.models.base import ModelClient
 from rollout_engine.permits import Permits
 from rollout_engine.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
+from rollout_engine.services import start_services
 from rollout_engine.specs import Task
 from rollout_engine.types import (
     Boundary,
@@ -126,9 +127,7 @@ class BoundModel:
 
 
 def _at_turn(context: CallContext, turn: int) -> CallContext:
-    return CallContext(
-        context.seed, context.round, context.task_id, context.model, context.attempt, turn, context.solution
-    )
+    return replace(context, turn=turn)
 
 
 class Rollout:
@@ -207,6 +206,7 @@ class Rollout:
             self.record.limits_enforced = self._sandbox.limits_enforced
             self.phase = "setup"
             await set_up(self._prepared.task, self._sandbox)
+            await start_services(self._prepared.task.services, self._sandbox)
 
     async def _close(self) -> None:
         """Removes the sandbox, within `close_s`, also while the rollout is being cancelled."""
@@ -224,8 +224,9 @@ class Rollout:
         self.phase = "agent"
         record, task, limits = self.record, self._prepared.task, self._prepared.limits
         model = self._resources.models[record.model]
+        seed = self._resources.config.seed
         context = CallContext(
-            self._resources.config.seed, record.round, record.task_id, record.model, record.attempt, 0, task.answer
+            seed, record.round, record.task_id, record.model, record.attempt, 0, task.answer, task.script
         )
         ends = min(deadline, asyncio.get_running_loop().time() + limits.agent_s)
         bound = BoundModel(model, context, ends + CALL_GRACE_S, record)
