@@ -254,7 +254,9 @@ def test_it_gets_a_sandbox_for_a_task_that_declares_nothing() -> None:
     check_task(task, make_config(agent="tool_loop", sandbox="local"))
 
 
-@pytest.mark.parametrize(("skill", "turns", "passed"), [(1.0, 1, True), (1.0, 3, True), (1.0, 5, True), (0.0, 2, False)])
+@pytest.mark.parametrize(
+    ("skill", "turns", "passed"), [(1.0, 1, True), (1.0, 3, True), (1.0, 5, True), (0.0, 2, False)]
+)
 async def test_a_scripted_model_solves_a_task_by_its_shell(skill: float, turns: int, passed: bool) -> None:
     config = make_config(scripted(skill=skill, turns=turns), agent="tool_loop", sandbox="local")
     async with bench(config) as rig:

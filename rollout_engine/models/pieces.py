@@ -9,7 +9,7 @@ _HEREDOC = re.compile(r"<<(?P<dash>-?)\s*(?P<quote>['\"]?)(?P<word>[A-Za-z_]\w*)
 _GOES_ON = ("\\", "|", "&&", "||", "{", "(")
 _COMPOUND = re.compile(r"(?:^|[;&|(]\s*)(?:if|for|while|until|case|function|\{|\()(?=\s|$)")
 _STATE = re.compile(
-    r"\s*(?:(?:cd|export|set|umask|trap|alias|unset|exec|eval|source|read|\.)(?=\s|$)|[A-Za-z_]\w*(?:=|\s*\(\)))"
+    r"(?:^|[;&|(])\s*(?:(?:cd|export|set|umask|trap|alias|unset|exec|eval|source|read|\.)(?=\s|$)|[A-Za-z_]\w*(?:=|\s*\(\)))"
 )
 """What changes the shell itself: a directory, an option, a variable, a function."""
 
@@ -60,5 +60,5 @@ def _is_simple(line: str) -> bool:
         shlex.split(line, comments=True)
     except ValueError:  # a quote goes on in the next line
         return False
-    odd = "<<" in line or "`" in line or _COMPOUND.search(line) or _STATE.match(line)
+    odd = "<<" in line or "`" in line or _COMPOUND.search(line) or _STATE.search(line)
     return not odd and not line.rstrip().endswith(_GOES_ON)

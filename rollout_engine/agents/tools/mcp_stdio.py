@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 8 * 2**20
 """A server that sends a longer line is not listened to any more."""
+MAX_STRAY_LINES = 1000
+"""Lines that are no messages; a server that writes more is not listened to any more."""
 _LOOKS, _LOOK_S = 20, 0.02
 Incoming: TypeAlias = SessionMessage | Exception
 
@@ -53,16 +55,19 @@ async def stdio(
 
 async def _receive(stream: Stream, to_client: MemoryObjectSendStream[Incoming], link: Link) -> None:
     """Hands lines on until there are no more, and then ends the session's side."""
-    rest = bytearray()
+    rest, stray = bytearray(), 0
     try:
         while chunk := await stream.read():
             *lines, tail = chunk.split(b"\n")
             for line in lines:
-                await _hand_on(bytes(rest + line), to_client)
+                stray += not await _hand_on(bytes(rest + line), to_client)
                 rest.clear()
             rest += tail
             if len(rest) > MAX_MESSAGE_BYTES:
                 link.ended = f"it sent a message of more than {MAX_MESSAGE_BYTES >> 20} MiB"
+                return
+            if stray > MAX_STRAY_LINES:
+                link.ended = f"it wrote more than {MAX_STRAY_LINES} lines that are no messages"
                 return
         link.ended = await _ending(stream)
     except InfraError as fault:
@@ -73,14 +78,16 @@ async def _receive(stream: Stream, to_client: MemoryObjectSendStream[Incoming], 
         to_client.close()
 
 
-async def _hand_on(line: bytes, to_client: MemoryObjectSendStream[Incoming]) -> None:
+async def _hand_on(line: bytes, to_client: MemoryObjectSendStream[Incoming]) -> bool:
+    """Whether the line was a message."""
     try:
         message = jsonrpc_message_adapter.validate_json(line, by_name=False)
     except ValueError:
         # Servers print to their standard output what does not belong there; a lost answer meets its call's limit.
         log.debug("an MCP server wrote a line that is no message: %r", line[:200])
-    else:
-        await to_client.send(SessionMessage(message))
+        return False
+    await to_client.send(SessionMessage(message))
+    return True
 
 
 async def _ending(stream: Stream) -> str:
