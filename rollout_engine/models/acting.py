@@ -14,13 +14,13 @@ SHELL = "shell"
 """The tool by which scripted models act."""
 DONE = "Done."
 
-LOOKS = ("ls -la", "pwd; ls -a | head -n 50", "find . -type f | head -n 50", "id; uname -a", "df -h . | tail -n 1")
+LOOKS = ("ls -la", "pwd; ls -a | head -n 50", "ls -R | head -n 50", "id; uname -a", "df -h . | tail -n 1")
 """What an agent looks at before it starts."""
 FUTILE = (
     "ls -la",
     "echo TODO > notes.txt",
     "python3 -c 'print(solve('",
-    "grep -rn answer . | head; false",
+    "sed -n 1,5p README.md",
     "touch done.txt",
 )
 """Attempts that solve nothing."""
