@@ -105,7 +105,8 @@ def run(
         typer.Option("-o", "--out", metavar="RUN", help="The run directory; default: runs/<UTC time>."),
     ] = None,
     agent: Annotated[
-        str | None, typer.Option("--agent", metavar="NAME", help="single_turn, or module:attribute of your own.")
+        str | None,
+        typer.Option("--agent", metavar="NAME", help="single_turn, tool_loop, or module:attribute of your own."),
     ] = None,
     sandbox: Annotated[
         str | None, typer.Option("--sandbox", metavar="auto|namespace|docker|local|none", help="What isolates tasks.")

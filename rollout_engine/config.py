@@ -168,7 +168,7 @@ class RunConfig(Spec):
     seed: int = 0
     """Seeds scripted models and the run's own random choices."""
     agent: str = "single_turn"
-    """single_turn, or `module:attribute` of your own."""
+    """single_turn, tool_loop, or `module:attribute` of your own."""
     agent_options: dict[str, Any] = Field(default_factory=dict)
     sandbox: Literal["auto", "namespace", "docker", "local", "none"] | OwnName = "auto"
     """auto: namespace, then docker, then local for trusted tasks; none: tasks that need one are refused."""

@@ -8,6 +8,7 @@ from rollout_engine.rollout import PreparedTask
 from rollout_engine.sandboxes import sandbox_spec
 from rollout_engine.sandboxes.base import Recipe
 from rollout_engine.specs import Task
+from rollout_engine.tasks import needs_sandbox
 from rollout_engine.verifiers import make_verifier
 
 
@@ -28,7 +29,7 @@ def prepare(body: bytes, config: RunConfig) -> PreparedTask:
     return PreparedTask(
         task=task,
         verifier=make_verifier(task.verifier or {}, timeout_s=verify_s),
-        sandbox=base if task.needs_sandbox else None,
+        sandbox=base if needs_sandbox(task, config) else None,
         base=base,
         recipe=Recipe(files, tuple(task.setup), start_s),
         limits=limits,

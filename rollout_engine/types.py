@@ -177,6 +177,9 @@ class CallContext:
     attempt: int
     turn: int = 0
     solution: str | None = None
+    """The task's solution where it is a final answer."""
+    script: str | None = None
+    """The task's solution where it is a shell script."""
 
 
 @dataclass(frozen=True, slots=True)
