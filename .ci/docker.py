@@ -6,7 +6,8 @@
     .ci/docker.py run -- make test-all  starts it, runs a command under it, ends it with the command
 
 The images `busybox` (the static busybox) and `pybox` (a Debian root with python3) are made here.
-Its address pool holds only eight networks, so that a test can use it up. State: `.cache/docker`, `/run/rollout-docker-*`.
+Its address pool holds only eight networks, so that a test can use it up.
+State: `.cache/docker`, `/run/rollout-docker-*`.
 """
 
 from __future__ import annotations
