@@ -50,8 +50,14 @@ class Raw:
         self._call("POST", f"/exec/{made}/start", {"Detach": False})
         assert self._call("GET", f"/exec/{made}/json")["ExitCode"] == 0
 
+    def _connection(self) -> http.client.HTTPConnection:
+        if not hasattr(self._local, "connection"):
+            self._local.connection = UnixConnection(self._path)
+        connection: http.client.HTTPConnection = self._local.connection
+        return connection
+
     def _call(self, method: str, path: str, body: object = None) -> Any:
-        connection = getattr(self._local, "connection", None) or self._connect()
+        connection = self._connection()
         data = json.dumps(body) if body is not None else None
         connection.request(method, f"/v1.41{path}", data, {"Content-Type": "application/json"})
         response = connection.getresponse()
@@ -60,12 +66,17 @@ class Raw:
             raise RuntimeError(f"{method} {path}: {response.status} {text.decode()}")
         return json.loads(text) if text.startswith(b"{") else None
 
-    def _connect(self) -> http.client.HTTPConnection:
-        connection = http.client.HTTPConnection("docker", timeout=120)
-        connection.sock = socket.socket(socket.AF_UNIX)
-        connection.sock.connect(self._path)
-        self._local.connection = connection
-        return connection
+
+class UnixConnection(http.client.HTTPConnection):
+    """The daemon closes a connection after the stream of an exec; the next request then connects again."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("docker", timeout=120)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.connect(self._path)
 
 
 def raw_rate(raw: Raw, lives: int, concurrency: int) -> float:
