@@ -14,6 +14,7 @@ RolloutEngineError
     SetupError                the task's own files, setup commands or services
     AgentError                an agent program that never worked
     HostError                 the node or the host process
+      HostLost                  the driver cannot reach it any more
     DeadlineError             the whole rollout took too long before there was a verdict
   VerifierError             the verifier raised, hung, or returned something unusable: score null
     VerifierTimeout VerifierBadReturn
@@ -165,6 +166,17 @@ class AgentError(InfraError):
 
 class HostError(InfraError):
     """The host process or its node failed under the rollout."""
+
+
+class HostLost(HostError):
+    """A host is gone. `process_gone`: known to be dead, so nothing of it runs on behind a partition."""
+
+    def __init__(self, message: str = "", process_gone: bool = False) -> None:
+        super().__init__(message, process_gone)
+        self.process_gone = process_gone
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class DeadlineError(InfraError):

@@ -62,6 +62,8 @@ class Request:
     bodies: Mapping[str, bytes] = field(default_factory=dict)
     """Task bodies, by digest, that the host may lack."""
     cancel_keys: tuple[int, ...] = ()
+    received_seq: int = 0
+    """Batches up to this number have arrived; the host sends only later ones."""
     acked_seq: int = 0
     """Batches up to this number are committed; the host forgets them."""
     limits: HostLimits = HostLimits()
@@ -74,7 +76,7 @@ class Reply:
     """Host to driver."""
 
     batches: tuple[tuple[int, pa.RecordBatch], ...] = ()
-    """(number, rows) of every batch that is not acknowledged."""
+    """(number, rows) of every batch that the driver has not received."""
     grant_seq_received: int = 0
     held_count: int = 0
     held_hash: int = 0
@@ -86,6 +88,7 @@ class Reply:
     free_slots: int = 0
     demand: Mapping[str, Demand] = field(default_factory=dict)
     running: int = 0
+    """Rollouts that were started and have no row yet, whatever their phase."""
     stats: Mapping[str, float] = field(default_factory=dict)
     """Counters since the host started: cpu_s, loop_lag_max_s, rollouts, calls."""
 

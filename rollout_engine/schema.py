@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rollout_engine.types import Completion, Message, RolloutRecord, Turn, Usage
 
@@ -88,7 +89,13 @@ LOG = pa.schema([("key", pa.int64()), *_FACTS, ("turns", pa.list_(TURN))], metad
 ROLLOUTS = pa.schema(
     [("run_id", pa.string()), ("rollout_id", pa.string()), ("group_id", pa.string()), *_FACTS], metadata=METADATA
 )
-TURNS = pa.schema([("rollout_id", pa.string()), *((field.name, field.type) for field in TURN)], metadata=METADATA)
+TRACE = pa.schema(list(TURN), metadata=METADATA)
+"""One row of a trace file: a turn of the one rollout that the trace belongs to."""
+
+TURNS = pa.schema([("rollout_id", pa.string()), *TRACE], metadata=METADATA)
+
+IDENTITY = ("round", "task_id", "model", "attempt")
+"""The columns from which rollout_id and group_id are made."""
 
 _MESSAGE_FIELDS = frozenset({"role", "content", "tool_calls", "tool_call_id"})
 _TIMES = frozenset({"queued_at", "started_at", "ended_at"})
@@ -166,6 +173,16 @@ def turns_array(rows: Iterable[Sequence[Turn]]) -> pa.ListArray:
     return pa.array([[_turn_row(turn) for turn in turns] for turns in rows], pa.list_(TURN))
 
 
+def turns_to_batch(turns: Sequence[Turn]) -> pa.RecordBatch:
+    """One rollout's turns as the rows of a trace."""
+    return pa.RecordBatch.from_arrays(turns_array([turns]).flatten().flatten(), schema=TRACE)
+
+
+def batch_to_turns(rows: pa.RecordBatch | pa.Table) -> list[Turn]:
+    """The inverse of `turns_to_batch`; further columns are not looked at."""
+    return [turn_of(row) for row in rows.to_pylist()]
+
+
 def _column(name: str, kind: pa.DataType, records: Sequence[RolloutRecord]) -> pa.Array:
     if name == "turns":
         return turns_array(record.turns for record in records)
@@ -204,3 +221,55 @@ def rollout_id(round: int, task_id: str, model: str, attempt: int) -> str:
 def group_id(round: int, task_id: str, model: str) -> str:
     """A group's name within its run."""
     return f"{round}/{model}/{task_id}"
+
+
+def rollout_ids(rows: pa.RecordBatch | pa.Table) -> pa.Array:
+    """`rollout_id` of every row, from its IDENTITY columns."""
+    text = pa.string()
+    return pc.binary_join_element_wise(
+        rows.column("round").cast(text),
+        rows.column("model"),
+        rows.column("attempt").cast(text),
+        rows.column("task_id"),
+        "/",
+    )
+
+
+def group_ids(rows: pa.RecordBatch | pa.Table) -> pa.Array:
+    """`group_id` of every row, from its IDENTITY columns."""
+    return pc.binary_join_element_wise(
+        rows.column("round").cast(pa.string()), rows.column("model"), rows.column("task_id"), "/"
+    )
+
+
+def log_columns(columns: Sequence[str]) -> list[str]:
+    """The columns of the log that columns of ROLLOUTS are made from."""
+    made = {"run_id", "rollout_id", "group_id"}
+    needed = {name for name in columns if name not in made}
+    needed.update(IDENTITY if made.intersection(columns) else ())
+    return [name for name in LOG.names if name in needed]
+
+
+def log_to_rollouts(rows: pa.RecordBatch, run_id: str, columns: Sequence[str]) -> pa.RecordBatch:
+    """Rows of the log as rows of ROLLOUTS with these columns."""
+    makers = {
+        "run_id": lambda: pa.repeat(pa.scalar(run_id), len(rows)),
+        "rollout_id": lambda: rollout_ids(rows),
+        "group_id": lambda: group_ids(rows),
+    }
+    arrays = [makers[name]() if name in makers else rows.column(name) for name in columns]
+    schema = pa.schema([ROLLOUTS.field(name) for name in columns], metadata=METADATA)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def log_to_turns(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The inline turns of rows of the log as rows of TURNS, in the order of the rows."""
+    turns = rows.column("turns")
+    ids = rollout_ids(rows).take(pc.list_parent_indices(turns))
+    return pa.RecordBatch.from_arrays([ids, *turns.flatten().flatten()], schema=TURNS)
+
+
+def trace_to_turns(trace: pa.RecordBatch, rollout_id: str) -> pa.RecordBatch:
+    """The rows of a trace as rows of TURNS."""
+    ids = pa.repeat(pa.scalar(rollout_id), len(trace))
+    return pa.RecordBatch.from_arrays([ids, *trace.columns], schema=TURNS)

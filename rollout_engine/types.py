@@ -302,9 +302,33 @@ class RolloutRecord:
         self.score, self.passed, self.score_components = None, None, {}
         self.note(failure)
 
+    def cancel(self, failure: Failure | None = None) -> None:
+        """The user, the trainer or a budget ended the rollout: no score."""
+        self.status = Status.CANCELLED.value
+        self.score, self.passed, self.score_components = None, None, {}
+        if failure is not None:
+            self.note(failure)
+
     def note(self, failure: Failure) -> None:
         """Names what went wrong without deciding the status (a verifier's error leaves the agent's ending)."""
         self.failure_boundary = failure.boundary.value
         self.failure_type = failure.type
         self.failure_message = failure.message
         self.retryable = failure.retryable
+
+
+def new_record(spec: RolloutSpec, now: float) -> RolloutRecord:
+    """The row of a rollout that starts, or ends unstarted, at `now` (seconds since 1970)."""
+    return RolloutRecord(
+        key=spec.key,
+        round=spec.round,
+        task_id=spec.task_id,
+        model=spec.model,
+        attempt=spec.attempt,
+        retries=spec.retry,
+        generation=spec.generation,
+        queued_at=spec.queued_at,
+        started_at=now,
+        ended_at=now,
+        queue_s=max(now - spec.queued_at, 0.0),
+    )

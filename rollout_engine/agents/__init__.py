@@ -1,0 +1,31 @@
+"""Agents: one contract (base.py), one file per implementation, each imported only when a run asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from rollout_engine.agents.base import Agent
+from rollout_engine.errors import InputError
+from rollout_engine.plugins import find
+
+AGENTS: dict[str, str] = {
+    "single_turn": "rollout_engine.agents.single_turn:SingleTurn",
+}
+"""Name -> `module:attribute` of a factory that takes the agent's options as keywords."""
+
+ENTRY_POINTS = "rollout_engine.agents"
+"""Installed packages add agents under this entry-point group."""
+
+
+def make_agent(name: str, options: Mapping[str, Any] | None = None) -> Agent:
+    """The agent called `name`: a built-in, an entry point, or `module:attribute`. Raises InputError."""
+    factory = find(name, AGENTS, "agent", group=ENTRY_POINTS, where="agent")
+    try:
+        return cast("Agent", factory(**(options or {})))
+    except TypeError as error:
+        raise InputError(
+            f"the agent {name!r} cannot be made with the options {sorted(options or {})}: {error}",
+            "agent_options",
+            "remove or correct the option that is named here",
+        ) from error

@@ -37,6 +37,8 @@ class SandboxSpec:
     disk_bytes: int = 512 * 2**20
     inodes: int = 100_000
     require_limits: bool = False
+    trusted: bool = False
+    """The task's code may run without isolation, where `auto` finds no other way."""
     label: str = ""
     """Names the rollout in labels, logs and the reaper."""
 

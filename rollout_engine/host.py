@@ -1,0 +1,389 @@
+"""Runs many rollouts on one event loop behind `exchange`. The same object serves in-process and inside a Ray actor.
+
+A granted key is queued, then running, then finished (its row waits to be sent) and forgotten once its batch is
+acknowledged. Slots are freed when the agent is done, before verification and teardown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from rollout_engine.agents import make_agent
+from rollout_engine.config import RunConfig
+from rollout_engine.errors import HostError, TaskBodyError, failure_of
+from rollout_engine.exchange import HostLimits, Reply, Request, scramble
+from rollout_engine.machine import check_descriptors
+from rollout_engine.models import make_client
+from rollout_engine.outbox import Outbox, turns_bytes
+from rollout_engine.prepare import prepare
+from rollout_engine.rollout import Model, PreparedTask, Resources, Rollout
+from rollout_engine.sandboxes import make_provider
+from rollout_engine.store.traces import TraceWriter, sees_run
+from rollout_engine.types import RolloutRecord, RolloutSpec, Sampling, new_record
+
+log = logging.getLogger(__name__)
+
+IDLE_BODIES = 1024
+"""Task bodies kept after their last rollout, in case another one of the same task comes."""
+CLOSE_S = 20.0
+"""The longest that a stopping host waits for its rollouts to clean up."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """All that a host is told when it is made. Picklable; holds no secrets."""
+
+    run_id: str
+    epoch: int
+    host_id: str
+    node_id: str
+    config: RunConfig
+    run_dir: str | None = None
+    """Where trace files may go; None: turns travel inline."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    spec: RolloutSpec
+    rollout: Rollout | None = None
+    task: asyncio.Task[None] | None = None
+    cancelled: bool = False
+    ended: bool = False
+    """The rollout itself is over; only its row is still on its way."""
+
+
+@dataclass(slots=True)
+class _Body:
+    raw: bytes
+    prepared: PreparedTask | None = None
+    users: int = 0
+
+
+@dataclass(slots=True)
+class _Counts:
+    started: int = 0
+    finished: int = 0
+
+
+class Host:
+    """Owns a node's sandboxes and model clients. All methods run on the event loop that `open` ran on."""
+
+    def __init__(
+        self,
+        plan: HostPlan,
+        keys: Mapping[str, str] | None = None,
+        on_expired: Callable[[], None] | None = None,
+    ) -> None:
+        """`keys`: model name -> API key. `on_expired` is called when the lease has ended and all is cleaned up."""
+        self.plan = plan
+        self._on_expired = on_expired
+        self._keys = dict(keys or {})
+        self._spec = plan.config.host
+        self._held: dict[int, _Entry] = {}
+        self._held_hash = 0
+        self._queue: deque[_Entry] = deque()
+        self._homeless: dict[str, list[_Entry]] = {}
+        self._bodies: OrderedDict[str, _Body] = OrderedDict()
+        self._running = 0
+        self._active = 0
+        self._number = 0
+        self._granted = 0
+        self._limits = HostLimits()
+        self._counts = _Counts()
+        self._nudged = False
+        self._closing = False
+        self._heard = 0.0
+        self._watch: asyncio.Task[None] | None = None
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Makes clients and agent. Raises InputError, SandboxUnavailable."""
+        check_descriptors(self._spec.slots)
+        config = self.plan.config
+        self._loop = asyncio.get_running_loop()
+        self._wake = asyncio.Event()
+        self._outbox = Outbox(self._spec, self._wake.set)
+        self._traces = trace_writer(self.plan)
+        self._models = {
+            spec.name: Model(
+                spec,
+                make_client(spec, api_key=self._keys.get(spec.name)),
+                Sampling(
+                    spec.temperature, spec.top_p, spec.max_tokens, spec.seed, spec.stop, spec.logprobs, spec.extra_body
+                ),
+            )
+            for spec in config.models
+        }
+        self._resources = Resources(
+            config=config,
+            agent=make_agent(config.agent, config.agent_options),
+            models=self._models,
+            provider=None if config.sandbox == "none" else make_provider(config.sandbox),
+            starting=asyncio.Semaphore(self._spec.starting),
+            verifying=asyncio.Semaphore(self._spec.verifying),
+            host_id=self.plan.host_id,
+            node_id=self.plan.node_id,
+        )
+        self._heard = self._loop.time()
+        self._watch = asyncio.create_task(self._watch_lease(), name="lease watchdog")
+
+    async def close(self) -> None:
+        """Cancels what runs, removes every sandbox and closes every connection, in bounded time."""
+        self._closing = True
+        tasks = [entry.task for entry in self._held.values() if entry.task is not None]
+        for task in [*tasks, *([self._watch] if self._watch else [])]:
+            if task is not asyncio.current_task():
+                task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=CLOSE_S)
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
+        if self._resources.provider is not None:
+            await self._resources.provider.close()
+        for model in self._models.values():
+            await model.client.close()
+        self._wake.set()
+
+    async def _watch_lease(self) -> None:
+        """A host that its driver has forgotten ends its rollouts: they may be running elsewhere by now."""
+        while (left := self._heard + self._spec.lease_s - self._loop.time()) > 0:
+            await asyncio.sleep(left)
+        log.error(
+            "host=%s has not heard from its driver for %g s: cancelling %d rollouts",
+            self.plan.host_id,
+            self._spec.lease_s,
+            len(self._held),
+        )
+        await self.close()
+        if self._on_expired is not None:
+            self._on_expired()
+
+    # -- the exchange -------------------------------------------------------------------------------------------
+
+    async def exchange(self, request: Request) -> Reply:
+        """Takes a request in, waits until there is something to say, and says it. Raises HostError once closed."""
+        if self._closing:
+            raise HostError(f"host {self.plan.host_id} is closed (its lease ended, or it was stopped)")
+        if request.epoch != self.plan.epoch:
+            raise HostError(f"host {self.plan.host_id} belongs to epoch {self.plan.epoch}, not {request.epoch}")
+        self._heard = self._loop.time()
+        if request.number > self._number:
+            self._number = request.number
+            self._take_in(request)
+        await self._wait(request)
+        self._heard = self._loop.time()
+        return self._reply(request)
+
+    def nudge(self) -> None:
+        """Makes a waiting exchange return at once."""
+        self._nudged = True
+        self._wake.set()
+
+    def _take_in(self, request: Request) -> None:
+        self._limits = request.limits
+        self._outbox.acknowledge(request.acked_seq)
+        for name, lease in request.limits.leases.items():
+            self._models[name].permits.renew(lease)
+        for digest, raw in request.bodies.items():
+            self._add_body(digest, raw)
+        first = request.grant_seq - len(request.specs) + 1
+        for number, spec in enumerate(request.specs, first):
+            if number == self._granted + 1:
+                self._granted = number
+                self._hold(spec)
+        for key in request.cancel_keys:
+            self._cancel(key)
+        self._pump()
+
+    async def _wait(self, request: Request) -> None:
+        """Until a full batch is ready, the linger of the oldest news is over, a nudge, or the heartbeat."""
+        loop, limits = self._loop, self._limits
+        ends = loop.time() + limits.wait_s
+        if self._outbox.has_unsent(request.received_seq):
+            return
+        while not self._nudged and not self._closing and not self._outbox.full:
+            news = self._outbox.oldest if self._outbox.oldest is not None else ends
+            until = min(ends, news + limits.linger_s)
+            left = until - loop.time()
+            if left <= 0:
+                break
+            self._wake.clear()
+            timer = loop.call_later(left, self._wake.set)
+            try:
+                await self._wake.wait()
+            finally:
+                timer.cancel()
+        self._nudged = False
+
+    def _reply(self, request: Request) -> Reply:
+        batches = self._outbox.take(request.received_seq)
+        return Reply(
+            batches=batches,
+            grant_seq_received=self._granted,
+            held_count=len(self._held),
+            held_hash=self._held_hash,
+            held=tuple(self._held) if request.want_held else None,
+            missing=tuple(self._homeless),
+            free_slots=self._free_slots(),
+            demand={name: model.permits.demand for name, model in self._models.items()},
+            running=self._active,
+            stats={
+                "cpu_s": time.process_time(),
+                "started": self._counts.started,
+                "finished": self._counts.finished,
+            },
+        )
+
+    def _free_slots(self) -> int:
+        """Room for grants: slots and prefetch, but never more than twice that many held in all phases."""
+        if self._closing or self._outbox.unacked_bytes > self._spec.max_unacked_bytes:
+            return 0
+        room = self._spec.slots + int(self._spec.slots * self._spec.prefetch)
+        return max(0, min(room - self._running - len(self._queue), 2 * room - len(self._held)))
+
+    # -- rollouts -----------------------------------------------------------------------------------------------
+
+    def _add_body(self, digest: str, raw: bytes) -> None:
+        body = self._bodies.setdefault(digest, _Body(raw))
+        for entry in self._homeless.pop(digest, ()):
+            body.users += 1
+            self._queue.append(entry)
+
+    def _hold(self, spec: RolloutSpec) -> None:
+        entry = _Entry(spec)
+        self._held[spec.key] = entry
+        self._held_hash ^= scramble(spec.key)
+        body = self._bodies.get(spec.digest)
+        if body is None:
+            self._homeless.setdefault(spec.digest, []).append(entry)
+        else:
+            body.users += 1
+            self._queue.append(entry)
+
+    def _pump(self) -> None:
+        """Starts queued rollouts while there are slots."""
+        if self._limits.paused or self._outbox.unacked_bytes > self._spec.max_unacked_bytes:
+            return
+        while self._queue and self._running < self._spec.slots and not self._closing:
+            entry = self._queue.popleft()
+            if entry.cancelled:
+                continue
+            try:
+                prepared = self._prepared(entry.spec.digest)
+            except Exception as error:
+                record = self._unstarted(entry.spec)
+                record.fail(failure_of(error))
+                self._finish(entry, record)
+                continue
+            self._running += 1
+            self._active += 1
+            self._counts.started += 1
+            entry.rollout = Rollout(entry.spec, prepared, self._resources, self._slot_free)
+            entry.task = self._loop.create_task(self._run(entry, entry.rollout))
+
+    async def _run(self, entry: _Entry, rollout: Rollout) -> None:
+        try:
+            await rollout.run()
+        except asyncio.CancelledError:
+            # Cancelled by key: that is the rollout's row. By the host's own end: nobody is left to tell.
+            if not entry.cancelled:
+                raise
+            rollout.record.cancel()
+        entry.ended = True
+        await self._spill(rollout.record)
+        self._active -= 1
+        self._finish(entry, rollout.record)
+
+    async def _spill(self, record: RolloutRecord) -> None:
+        """Moves large turns into this host's trace file, where hosts can reach the run directory."""
+        if self._traces is None or turns_bytes(record.turns) <= self.plan.config.store.inline_trace_bytes:
+            return
+        try:
+            where = await asyncio.to_thread(self._traces.write, record.turns)
+        except OSError as error:
+            log.warning("host=%s could not write a trace, sending it inline: %s", self.plan.host_id, error)
+            return
+        record.trace_file, record.trace_offset, record.trace_sha256 = where
+        record.turns = []
+
+    def _slot_free(self) -> None:
+        self._running -= 1
+        self._outbox.freed(self._loop.time())
+        self._pump()
+
+    def _prepared(self, digest: str) -> PreparedTask:
+        body = self._bodies[digest]
+        if body.prepared is None:
+            try:
+                body.prepared = prepare(body.raw, self.plan.config)
+            except Exception as error:
+                raise TaskBodyError(f"{type(error).__name__}: {error}") from error
+        return body.prepared
+
+    def _cancel(self, key: int) -> None:
+        entry = self._held.get(key)
+        if entry is None or entry.cancelled or entry.ended:
+            return
+        entry.cancelled = True
+        if entry.task is not None:
+            entry.task.cancel()
+        else:
+            record = self._unstarted(entry.spec)
+            record.cancel()
+            self._finish(entry, record)
+
+    def _unstarted(self, spec: RolloutSpec) -> RolloutRecord:
+        record = new_record(spec, time.time())
+        record.host_id, record.node_id = self.plan.host_id, self.plan.node_id
+        return record
+
+    def _finish(self, entry: _Entry, record: RolloutRecord) -> None:
+        del self._held[entry.spec.key]
+        self._held_hash ^= scramble(entry.spec.key)
+        self._counts.finished += 1
+        self._release_body(entry)
+        self._outbox.add(record, self._loop.time())
+
+    def _release_body(self, entry: _Entry) -> None:
+        digest = entry.spec.digest
+        body = self._bodies.get(digest)
+        if body is None:
+            self._homeless[digest].remove(entry)
+            if not self._homeless[digest]:
+                del self._homeless[digest]
+            return
+        body.users -= 1
+        if not body.users:
+            self._bodies.move_to_end(digest)
+            if len(self._bodies) > IDLE_BODIES:
+                self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        for digest, body in self._bodies.items():
+            if not body.users:
+                del self._bodies[digest]
+                return
+
+    # -- for the watchdog ---------------------------------------------------------------------------------------
+
+    def waiting_for(self, limit: int = 20) -> list[str]:
+        """What the oldest held rollouts wait for, one line each."""
+        lines = []
+        for entry in list(self._held.values())[:limit]:
+            phase = entry.rollout.phase if entry.rollout is not None else "slot"
+            age = time.time() - entry.spec.queued_at
+            lines.append(f"{entry.spec.model}/{entry.spec.attempt}/{entry.spec.task_id}: {phase} ({age:.0f} s)")
+        return lines
+
+
+def trace_writer(plan: HostPlan) -> TraceWriter | None:
+    """A trace file of this host's own, if it sees the run directory that the driver means."""
+    if plan.run_dir is None or not sees_run(plan.run_dir, plan.run_id):
+        return None
+    return TraceWriter(plan.run_dir, plan.host_id, plan.epoch)

@@ -1,0 +1,31 @@
+"""What this machine allows a process of ours."""
+
+from __future__ import annotations
+
+import resource
+
+from rollout_engine.errors import InputError
+
+DESCRIPTORS_PER_ROLLOUT = 2
+"""A connection to the model, and a socket or pipe of the sandbox."""
+DESCRIPTORS_BASE = 512
+
+
+def raise_descriptor_limit() -> int:
+    """Raises the soft limit of open files to the hard one, and returns it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def check_descriptors(slots: int) -> None:
+    """Raises InputError where the hard limit of open files is too low for so many rollouts at once."""
+    needed = DESCRIPTORS_BASE + DESCRIPTORS_PER_ROLLOUT * slots
+    allowed = raise_descriptor_limit()
+    if allowed < needed:
+        raise InputError(
+            f"{slots} rollouts at once need {needed} open files; the hard limit is {allowed}",
+            where="host.slots",
+            fix=f"raise it (ulimit -Hn {needed}, or LimitNOFILE), or lower host.slots",
+        )

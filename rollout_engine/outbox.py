@@ -1,0 +1,85 @@
+"""A host's finished rows: gathered into numbered batches, and kept until they are acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from rollout_engine.config import HostSpec
+from rollout_engine.schema import records_to_batch
+from rollout_engine.types import RolloutRecord, Turn
+
+ROW_BYTES = 400
+"""About what a row without turns weighs."""
+
+
+class Outbox:
+    """`on_news` is called when a waiting exchange may have to return earlier than it thought."""
+
+    def __init__(self, spec: HostSpec, on_news: Callable[[], None]) -> None:
+        self._spec = spec
+        self._on_news = on_news
+        self._rows: list[RolloutRecord] = []
+        self._row_bytes = 0
+        self._batches: dict[int, tuple[pa.RecordBatch, int]] = {}
+        self._batch_bytes = 0
+        self._seq = 0
+        self.oldest: float | None = None
+        """When the oldest news (a row, a freed slot) that no reply has told came up."""
+
+    @property
+    def full(self) -> bool:
+        return len(self._rows) >= self._spec.max_batch_rows or self._row_bytes >= self._spec.max_batch_bytes
+
+    @property
+    def unacked_bytes(self) -> int:
+        return self._row_bytes + self._batch_bytes
+
+    def add(self, record: RolloutRecord, now: float) -> None:
+        self._rows.append(record)
+        self._row_bytes += ROW_BYTES + turns_bytes(record.turns)
+        self.freed(now)
+        if self.full:
+            self._on_news()
+
+    def freed(self, now: float) -> None:
+        """A slot is free: worth telling, after the linger."""
+        if self.oldest is None:
+            self.oldest = now
+            self._on_news()
+
+    def has_unsent(self, received_seq: int) -> bool:
+        """Whether a batch that was sent before has not arrived."""
+        return self._seq > received_seq and any(seq > received_seq for seq in self._batches)
+
+    def acknowledge(self, seq: int) -> None:
+        """Forgets the batches up to `seq`: they are committed."""
+        for number in [number for number in self._batches if number <= seq]:
+            self._batch_bytes -= self._batches.pop(number)[1]
+
+    def take(self, received_seq: int) -> tuple[tuple[int, pa.RecordBatch], ...]:
+        """All batches after `received_seq`, the rows added since the last call included."""
+        size = self._spec.max_batch_rows
+        for start in range(0, len(self._rows), size):
+            self._seq += 1
+            batch = records_to_batch(self._rows[start : start + size])
+            self._batches[self._seq] = (batch, batch.nbytes)
+            self._batch_bytes += batch.nbytes
+        self._rows, self._row_bytes, self.oldest = [], 0, None
+        return tuple((seq, batch) for seq, (batch, _) in self._batches.items() if seq > received_seq)
+
+
+def turns_bytes(turns: list[Turn]) -> int:
+    """About how much the turns of a rollout weigh in a table."""
+    size = 0
+    for turn in turns:
+        completion = turn.completion
+        for tokens in (completion.prompt_token_ids, completion.completion_token_ids, completion.logprobs):
+            size += 4 * len(tokens) if tokens else 0
+        for message in turn.messages:
+            content = message.get("content")
+            size += len(content) if isinstance(content, str) else 64
+            if len(message) > 2:
+                size += len(str(message.get("tool_calls") or ""))
+    return size

@@ -1,0 +1,33 @@
+"""From a task's body and the run's config to what all rollouts of the task share on a host."""
+
+from __future__ import annotations
+
+from rollout_engine.agents.base import AgentLimits
+from rollout_engine.config import RunConfig
+from rollout_engine.rollout import PreparedTask
+from rollout_engine.sandboxes import sandbox_spec
+from rollout_engine.specs import Task
+from rollout_engine.verifiers import make_verifier
+
+
+def prepare(body: bytes, config: RunConfig) -> PreparedTask:
+    """Raises pydantic's ValidationError or InputError where the body does not fit this version."""
+    task = Task.model_validate_json(body)
+    run = config.limits
+    own = task.limits
+    limits = AgentLimits(
+        max_turns=own.max_turns or run.max_turns,
+        max_tokens=own.max_tokens or run.max_tokens,
+        max_output_bytes=own.max_output_bytes or run.max_output_bytes,
+        agent_s=own.agent_s or run.agent_s,
+    )
+    start_s, verify_s = own.start_s or run.start_s, own.verify_s or run.verify_s
+    return PreparedTask(
+        task=task,
+        verifier=make_verifier(task.verifier or {}),
+        sandbox=sandbox_spec(task, task.environment, task.task_id) if task.needs_sandbox else None,
+        limits=limits,
+        start_s=start_s,
+        verify_s=verify_s,
+        deadline_s=run.queue_s + start_s + limits.agent_s + verify_s + run.close_s,
+    )

@@ -1,0 +1,347 @@
+"""Runs one rollout from sandbox to score, and turns every failure into data. The only place that does so."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rollout_engine.agents.base import Agent, AgentLimits
+from rollout_engine.config import ModelSpec, RunConfig
+from rollout_engine.errors import (
+    DeadlineError,
+    InfraError,
+    LimitReached,
+    ModelTimeout,
+    SandboxStartError,
+    SetupError,
+    VerifierBadReturn,
+    VerifierTimeout,
+    failure_of,
+)
+from rollout_engine.models.base import ModelClient
+from rollout_engine.permits import Permits
+from rollout_engine.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
+from rollout_engine.specs import Task
+from rollout_engine.types import (
+    Boundary,
+    CallContext,
+    Completion,
+    Message,
+    RolloutRecord,
+    RolloutSpec,
+    Sampling,
+    Score,
+    Status,
+    StopReason,
+    ToolSpec,
+    Trajectory,
+    Turn,
+    new_record,
+)
+from rollout_engine.verifiers.base import Verifier
+
+CALL_GRACE_S = 1.0
+"""A model call may outlive the agent's time by this much, so that it is the agent's limit that ends the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTask:
+    """A task with what every rollout of it shares on a host."""
+
+    task: Task
+    verifier: Verifier
+    sandbox: SandboxSpec | None
+    """None: nothing of the task happens in a sandbox."""
+    limits: AgentLimits
+    start_s: float
+    verify_s: float
+    deadline_s: float
+
+
+@dataclass(slots=True)
+class Model:
+    """One model of the run on a host: its client, and the host's share of its budgets."""
+
+    spec: ModelSpec
+    client: ModelClient
+    sampling: Sampling
+    permits: Permits = field(default_factory=Permits)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What the rollouts of a host share."""
+
+    config: RunConfig
+    agent: Agent
+    models: Mapping[str, Model]
+    provider: SandboxProvider | None
+    starting: asyncio.Semaphore
+    verifying: asyncio.Semaphore
+    host_id: str
+    node_id: str
+
+
+class BoundModel:
+    """The model as one rollout sees it: within the host's budgets and the rollout's deadline, and counted."""
+
+    def __init__(self, model: Model, context: CallContext, deadline: float, record: RolloutRecord) -> None:
+        self._model = model
+        self._context = context
+        self._deadline = deadline
+        self._record = record
+        self._calls = 0
+
+    async def complete(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Completion:
+        model = self._model
+        context = self._context if not self._calls else _at_turn(self._context, self._calls)
+        self._calls += 1
+        await model.permits.acquire()
+        try:
+            completion = await model.client.complete(
+                messages, sampling=model.sampling, tools=tools, deadline=self._deadline, context=context
+            )
+        finally:
+            model.permits.release()
+        self._count(completion)
+        return completion
+
+    def _count(self, completion: Completion) -> None:
+        record, spec, usage = self._record, self._model.spec, completion.usage
+        record.prompt_tokens += usage.prompt_tokens
+        record.completion_tokens += usage.completion_tokens
+        if spec.price_prompt is not None or spec.price_completion is not None:
+            cost = usage.prompt_tokens * (spec.price_prompt or 0) + usage.completion_tokens * (
+                spec.price_completion or 0
+            )
+            record.cost_usd = (record.cost_usd or 0.0) + cost / 1e6
+        if completion.weight_version is not None:
+            record.weight_version_end = completion.weight_version
+            if record.weight_version_start is None:
+                record.weight_version_start = completion.weight_version
+
+
+def _at_turn(context: CallContext, turn: int) -> CallContext:
+    return CallContext(
+        context.seed, context.round, context.task_id, context.model, context.attempt, turn, context.solution
+    )
+
+
+class Rollout:
+    """One rollout in the making. `record` is complete once `run` has returned or raised CancelledError."""
+
+    def __init__(
+        self, spec: RolloutSpec, prepared: PreparedTask, resources: Resources, on_slot_free: Callable[[], None]
+    ) -> None:
+        self.record = new_record(spec, time.time())
+        self.record.host_id, self.record.node_id = resources.host_id, resources.node_id
+        self.phase = "queue"
+        """What the rollout is waiting for, for the watchdog."""
+        self._prepared = prepared
+        self._resources = resources
+        self._on_slot_free = on_slot_free
+        self._sandbox: Sandbox | None = None
+
+    async def run(self) -> None:
+        """Never raises but CancelledError; what went wrong is in the record."""
+        record, loop = self.record, asyncio.get_running_loop()
+        deadline = loop.time() + self._prepared.deadline_s - min(record.queue_s, self._resources.config.limits.queue_s)
+        try:
+            await self._phases(deadline)
+        except asyncio.CancelledError:
+            raise
+        except InfraError as error:
+            record.fail(failure_of(error))
+        # A SystemExit that escaped would end the host's loop and with it every other rollout.
+        except BaseException as error:
+            record.fail(failure_of(error, _BOUNDARY_OF_PHASE.get(self.phase, Boundary.HOST)))
+        finally:
+            self._free_slot()
+            await self._close()
+            record.num_turns = len(record.turns)
+            record.ended_at = time.time()
+
+    async def _phases(self, deadline: float) -> None:
+        loop, record = asyncio.get_running_loop(), self.record
+        limit = asyncio.timeout_at(deadline)
+        try:
+            async with limit:
+                began = loop.time()
+                if self._prepared.sandbox is not None:
+                    await self._start(self._prepared.sandbox)
+                started = loop.time()
+                record.start_s = started - began
+                await self._work(deadline)
+                worked = loop.time()
+                record.agent_s = worked - started
+                self._free_slot()
+                await self._verify()
+                record.verify_s = loop.time() - worked
+        except TimeoutError:
+            if loop.time() < deadline:
+                raise
+            raise DeadlineError(
+                f"no verdict within {self._prepared.deadline_s:g} s; was in phase {self.phase}"
+            ) from None
+
+    # -- sandbox ------------------------------------------------------------------------------------------------
+
+    async def _start(self, spec: SandboxSpec) -> None:
+        provider = self._resources.provider
+        if provider is None:
+            raise SandboxStartError("the task needs a sandbox and the run has none (--sandbox none)")
+        self.phase = "start"
+        late = SandboxStartError(f"the sandbox was not ready within {self._prepared.start_s:g} s")
+        async with self._resources.starting, _phase_limit(self._prepared.start_s, late):
+            self._sandbox = await provider.open(spec)
+            self.record.sandbox = provider.name
+            self.record.limits_enforced = self._sandbox.limits_enforced
+            self.phase = "setup"
+            await set_up(self._prepared.task, self._sandbox)
+
+    async def _close(self) -> None:
+        """Removes the sandbox, within `close_s`, also while the rollout is being cancelled."""
+        if self._sandbox is None:
+            return
+        self.phase = "close"
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await finish(self._sandbox.close(), self._resources.config.limits.close_s)
+        self.record.close_s = loop.time() - began
+
+    # -- agent --------------------------------------------------------------------------------------------------
+
+    async def _work(self, deadline: float) -> None:
+        self.phase = "agent"
+        record, task, limits = self.record, self._prepared.task, self._prepared.limits
+        model = self._resources.models[record.model]
+        context = CallContext(
+            self._resources.config.seed, record.round, record.task_id, record.model, record.attempt, 0, task.answer
+        )
+        ends = min(deadline, asyncio.get_running_loop().time() + limits.agent_s)
+        bound = BoundModel(model, context, ends + CALL_GRACE_S, record)
+        limit = asyncio.timeout_at(ends)
+        try:
+            async with limit:
+                reason = await self._resources.agent.run(task, bound, self._sandbox, limits, record.turns.append)
+        except LimitReached as error:
+            reason = error.reason
+        except TimeoutError:
+            if not limit.expired() or ends == deadline:
+                raise
+            reason = self._out_of_time()
+        record.stop_reason = reason.value
+        done = reason is StopReason.FINISHED
+        record.status = (Status.COMPLETED if done else Status.TRUNCATED).value
+        record.final_answer = final_answer(record.turns)
+
+    def _out_of_time(self) -> StopReason:
+        """The agent's time is over. Without a single answer it was the model that hung, not the agent that was slow."""
+        if not self.record.turns:
+            raise ModelTimeout(f"no answer within the agent's {self._prepared.limits.agent_s:g} s") from None
+        return StopReason.AGENT_TIMEOUT
+
+    # -- verifier -----------------------------------------------------------------------------------------------
+
+    async def _verify(self) -> None:
+        self.phase = "verify"
+        record, prepared = self.record, self._prepared
+        record.verifier_isolation = prepared.verifier.isolation.value
+        trajectory = Trajectory(tuple(record.turns), record.final_answer)
+        late = VerifierTimeout(f"no verdict within {prepared.verify_s:g} s")
+        try:
+            async with self._resources.verifying, _phase_limit(prepared.verify_s, late):
+                score = await prepared.verifier.verify(prepared.task, trajectory, self._sandbox)
+            self._score(score)
+        except (InfraError, asyncio.CancelledError):
+            raise
+        # User code may raise anything, SystemExit included: all of it is the verifier's own failure.
+        except BaseException as error:
+            self._no_score(error)
+
+    def _score(self, score: Score) -> None:
+        value = float(score.value)
+        if value - value != 0.0:
+            raise VerifierBadReturn(f"the verifier returned {value}")
+        record = self.record
+        record.score = value
+        threshold = self._resources.config.rewards.pass_threshold
+        record.passed = score.passed if score.passed is not None else value >= threshold
+        record.score_components = dict(score.components)
+
+    def _no_score(self, error: BaseException) -> None:
+        """The score is null, unless the task declared that its verifier's errors count as zero."""
+        self.record.note(failure_of(error, Boundary.VERIFIER))
+        if self._prepared.task.on_verifier_error == "zero":
+            self.record.score, self.record.passed = 0.0, False
+
+    def _free_slot(self) -> None:
+        """Tells the host, once, that another rollout may start."""
+        free, self._on_slot_free = self._on_slot_free, _nothing
+        free()
+
+
+def _nothing() -> None:
+    return None
+
+
+_BOUNDARY_OF_PHASE = {
+    "start": Boundary.SANDBOX,
+    "setup": Boundary.SETUP,
+    "agent": Boundary.AGENT,
+    "verify": Boundary.VERIFIER,
+}
+
+
+@contextlib.asynccontextmanager
+async def _phase_limit(seconds: float, late: Exception) -> AsyncIterator[None]:
+    """Bounds a phase; raises `late` when it, and not somebody else's limit, is what expired."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise late from None
+        raise
+
+
+async def finish(work: object, seconds: float) -> None:
+    """Lets a teardown end under cancellation, for at most `seconds`; its own errors do not matter any more."""
+    task = asyncio.ensure_future(work)  # type: ignore[call-overload]
+    cancelled = False
+    ends = asyncio.get_running_loop().time() + seconds
+    while not task.done() and (left := ends - asyncio.get_running_loop().time()) > 0:
+        try:
+            await asyncio.wait({task}, timeout=left)
+        except asyncio.CancelledError:
+            cancelled = True
+    if not task.done():
+        task.cancel()
+    elif not task.cancelled():
+        task.exception()
+    if cancelled:
+        raise asyncio.CancelledError
+
+
+async def set_up(task: Task, sandbox: Sandbox) -> None:
+    """Puts a task's files in place and runs its setup commands. Raises SetupError."""
+    for path, text in task.files.items():
+        await sandbox.write_file(path, text.encode())
+    for command in task.setup:
+        result = await sandbox.exec(["sh", "-c", command])
+        if not result.ok:
+            tail = (result.stderr or result.stdout)[-500:].decode(errors="replace")
+            raise SetupError(f"setup command {command!r} exited with {result.exit_code}: {tail}")
+
+
+def final_answer(turns: Sequence[Turn]) -> str | None:
+    """The text of the last message that an agent's turn got from the model."""
+    for turn in reversed(turns):
+        if turn.role == "agent":
+            content = turn.completion.message.get("content")
+            return content if isinstance(content, str) else None
+    return None

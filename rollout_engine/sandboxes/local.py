@@ -1,0 +1,303 @@
+"""The `local` sandbox: commands as ordinary processes in a temporary directory. This is no isolation.
+
+A command runs as the engine's own user, reads and writes whatever that user may, reaches the network, and no
+limit of memory, processes or disk is held. It is for tasks whose code you trust, and for tests. What it does
+give: a directory of its own, an environment without the host's secrets, and that nothing is left behind.
+The environment is PATH, HOME, LANG, TMPDIR, the spec's own, and a mark by which processes are found again;
+one that drops its environment *and* leaves its session outlives the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import posixpath
+import pwd
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, SandboxUnavailable
+from rollout_engine.sandboxes import files
+from rollout_engine.sandboxes.base import MAX_READ_BYTES, JobStatus, SandboxSpec
+from rollout_engine.sandboxes.process import Program, kill_marked
+from rollout_engine.types import ExecResult
+
+T = TypeVar("T")
+
+MARK = "ROLLOUT_SANDBOX"
+CLOSE_S = 20.0
+"""Closing waits this long for file work that still runs; the removal itself goes on in its thread."""
+
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+_JANITOR = r"""
+read _
+round=0
+while [ $round -lt 50 ]; do
+  found=$(grep -alzs "^$1=$2\." /proc/[0-9]*/environ)
+  [ -n "$found" ] || break
+  for file in $found; do pid=${file#/proc/}; kill -9 "${pid%/environ}" 2>/dev/null; done
+  round=$((round + 1))
+done
+rm -rf -- "$3"
+"""
+"""Waits for the end of its standard input, that is of its provider or the whole host, and cleans up."""
+
+
+class LocalProvider:
+    """Makes local sandboxes below one temporary directory, which goes with them, also after a SIGKILL."""
+
+    def __init__(self, directory: str | Path | None = None) -> None:
+        """`directory`: where the temporary directory is made; None: the system's own place."""
+        self._parent = directory
+        self._id = uuid.uuid4().hex
+        self._home: Path | None = None
+        self._janitor: subprocess.Popen[bytes] | None = None
+        self._sandboxes: set[LocalSandbox] = set()
+        self._count = 0
+
+    @property
+    def name(self) -> str:
+        return "local"
+
+    async def open(self, spec: SandboxSpec) -> LocalSandbox:
+        """A fresh directory. Refuses what this backend cannot give: images, layers, other users, held limits."""
+        self._refuse(spec)
+        try:
+            home = self._start()
+            self._count += 1
+            root = home / str(self._count)
+            for folder in ("work", "tmp"):
+                (root / folder).mkdir(parents=True)
+        except OSError as error:
+            raise SandboxStartError(f"cannot make a directory for a local sandbox: {error}") from error
+        sandbox = LocalSandbox(spec, root, f"{self._id}.{self._count}", self._sandboxes.discard)
+        self._sandboxes.add(sandbox)
+        return sandbox
+
+    async def close(self) -> None:
+        await asyncio.gather(*(sandbox.close() for sandbox in list(self._sandboxes)))
+        janitor, self._janitor, self._home = self._janitor, None, None
+        if janitor is not None:
+            await asyncio.to_thread(_dismiss, janitor)
+
+    def _refuse(self, spec: SandboxSpec) -> None:
+        wanted = [what for what in ("image", "directory", "tar", "layers") if getattr(spec, what)]
+        if wanted:
+            raise SandboxUnavailable(f"the local sandbox has no {wanted[0]}: it runs on the host's own files")
+        if spec.require_limits:
+            raise SandboxUnavailable("the local sandbox holds no limits, and the task requires them")
+        _check_user(spec.user)
+
+    def _start(self) -> Path:
+        if self._home is None:
+            home = Path(tempfile.mkdtemp(prefix="rollout-local-", dir=self._parent))
+            self._janitor = subprocess.Popen(
+                ["/bin/sh", "-c", _JANITOR, "janitor", MARK, self._id, str(home)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd="/",
+                env={"PATH": _DEFAULT_PATH},
+                start_new_session=True,
+            )
+            self._home = home
+        return self._home
+
+
+class LocalSandbox:
+    """A directory and the processes that were started in it. Belongs to the event loop that opened it."""
+
+    def __init__(self, spec: SandboxSpec, root: Path, mark: str, on_close: Callable[[LocalSandbox], None]) -> None:
+        self._spec, self._root, self._mark, self._on_close = spec, root, mark, on_close
+        self._work = str(root / "work")
+        self._workdir = posixpath.normpath(spec.workdir)
+        self._env = {
+            "PATH": os.environ.get("PATH", _DEFAULT_PATH),
+            "HOME": self._work,
+            "LANG": os.environ.get("LANG", "C.UTF-8"),
+            "TMPDIR": str(root / "tmp"),
+            **spec.env,
+            MARK: mark,
+        }
+        self._programs: set[Program] = set()
+        self._jobs: dict[str, Program | ExecResult] = {}
+        self._busy: set[asyncio.Future[object]] = set()
+        self._used = False
+        self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def limits_enforced(self) -> str:
+        return "none"
+
+    async def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        user: str | None = None,
+    ) -> ExecResult:
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        program = self._spawn(argv, stdin, cwd, env, user)
+        if isinstance(program, ExecResult):
+            return program
+        try:
+            await asyncio.wait({program.exited}, timeout=timeout_s)
+            in_time = program.exited.done()
+        finally:
+            await program.end()
+        self._alive()
+        result = _result(program, clock() - started)
+        if not in_time:
+            raise ExecTimeout(f"{argv[0]} did not end within {timeout_s} s", result)
+        if program.exit_code is None:
+            raise SandboxDied(f"the exit status of {argv[0]} was taken by another part of this process")
+        return result
+
+    async def read_file(self, path: str, *, max_bytes: int = MAX_READ_BYTES) -> bytes:
+        return await self._in_thread(partial(files.read_file, self._host_path(path), max_bytes))
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        await self._in_thread(partial(files.write_file, self._host_path(path), data, mode))
+
+    async def upload(self, source: Path, path: str) -> None:
+        await self._in_thread(partial(files.copy_in, source, self._host_path(path)))
+
+    async def download(self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES) -> None:
+        await self._in_thread(partial(files.copy_out, self._host_path(path), target, max_bytes))
+
+    async def start(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> str:
+        job = f"job-{len(self._jobs) + 1}"
+        self._jobs[job] = self._spawn(argv, None, cwd, env, user)
+        return job
+
+    async def poll(self, job: str) -> JobStatus:
+        self._alive()
+        program = self._jobs[job]
+        if isinstance(program, ExecResult):
+            return JobStatus(program.exit_code, program.stdout, program.stderr)
+        if program.exited.done() and program.exit_code is None:
+            raise SandboxDied(f"the exit status of {job} was taken by another part of this process")
+        return JobStatus(program.exit_code, program.stdout.value(), program.stderr.value())
+
+    async def stop(self, job: str) -> None:
+        self._alive()
+        program = self._jobs[job]
+        if isinstance(program, Program):
+            await program.end()
+            await self._in_thread(partial(kill_marked, f"{MARK}={self._mark}", program.pid))
+
+    async def close(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        await asyncio.gather(*(program.end() for program in self._programs))
+        if self._used:
+            await asyncio.to_thread(kill_marked, f"{MARK}={self._mark}")
+        for program in self._programs:
+            program.release()
+        if self._busy:
+            await asyncio.wait(self._busy, timeout=CLOSE_S)
+        removal = asyncio.get_running_loop().run_in_executor(None, files.remove, self._root)
+        await asyncio.wait({removal}, timeout=CLOSE_S)
+        self._on_close(self)
+
+    def _alive(self) -> None:
+        if self._closing is not None:
+            raise SandboxDied("the sandbox is closed")
+
+    def _spawn(
+        self,
+        argv: Sequence[str],
+        stdin: bytes | None,
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+    ) -> Program | ExecResult:
+        """The started program, or what a shell would say where it cannot be started."""
+        self._alive()
+        _check_user(user)
+        if not argv:
+            raise ValueError("a command needs at least its program")
+        self._used = True
+        folder = self._host_path(cwd or ".")
+        if "\0" in folder or not os.path.isdir(folder):
+            return ExecResult(126, stderr=f"{cwd}: no such directory\n".encode())
+        program = self._host_path(argv[0]) if argv[0].startswith(self._workdir + "/") else argv[0]
+        try:
+            started = Program([program, *argv[1:]], cwd=folder, env={**self._env, **(env or {})}, stdin=stdin)
+        except (OSError, ValueError) as error:
+            return _not_started(argv[0], error)
+        self._programs = {program for program in self._programs if not program.quiet} | {started}
+        return started
+
+    def _host_path(self, path: str) -> str:
+        whole = posixpath.normpath(posixpath.join(self._workdir, path))
+        if whole == self._workdir:
+            return self._work
+        inside = self._workdir.rstrip("/") + "/"
+        if self._workdir != "/" and whole.startswith(inside):
+            return posixpath.join(self._work, whole[len(inside) :])
+        return whole
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Runs file work that goes on when its caller is cancelled; `close` waits for it."""
+        self._alive()
+        future = asyncio.get_running_loop().run_in_executor(None, work)
+        self._busy.add(future)  # type: ignore[arg-type]
+        future.add_done_callback(self._busy.discard)
+        return await asyncio.shield(future)
+
+
+def _result(program: Program, duration_s: float) -> ExecResult:
+    return ExecResult(
+        -9 if program.exit_code is None else program.exit_code,
+        program.stdout.value(),
+        program.stderr.value(),
+        truncated=program.stdout.truncated or program.stderr.truncated,
+        duration_s=duration_s,
+    )
+
+
+_HOST_ERRNOS = frozenset({errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+
+
+def _not_started(program: str, error: OSError | ValueError) -> ExecResult:
+    """127 where there is no such program, 126 where it cannot be run; a fault of the host is no result."""
+    if isinstance(error, OSError) and error.errno in _HOST_ERRNOS:
+        raise SandboxStartError(f"the host cannot start {program}: {error.strerror}") from error
+    reason = error.strerror if isinstance(error, OSError) else str(error)
+    missing = isinstance(error, FileNotFoundError | NotADirectoryError)
+    return ExecResult(127 if missing else 126, stderr=f"{program}: {reason}\n".encode())
+
+
+def _check_user(user: str | None) -> None:
+    if user is not None and user not in (str(os.geteuid()), pwd.getpwuid(os.geteuid()).pw_name):
+        raise SandboxUnavailable(f"the local sandbox cannot run commands as {user!r}, only as its own user")
+
+
+def _dismiss(janitor: subprocess.Popen[bytes]) -> None:
+    try:
+        janitor.communicate(timeout=CLOSE_S)
+    except subprocess.TimeoutExpired:
+        janitor.kill()
+        janitor.communicate()

@@ -1,0 +1,321 @@
+"""Decides which rollout starts where, which is tried again, and which is given up: pure, no I/O, no clock.
+
+Invariants: every planned key is in exactly one of `todo` (of its group), `waiting` (back-off), `held` (by one host)
+or done; a key leaves for good only through a `Verdict.COMMIT`, `drop` or `lost`, each of which ends in one row.
+Depth first: started groups are finished before new ones are begun, and a group stays on one or two hosts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from rollout_engine.breaker import Breaker, BreakerState
+from rollout_engine.config import RetrySpec
+from rollout_engine.exchange import scramble
+from rollout_engine.types import KeySpace
+
+GROUP_HOSTS = 2
+"""Hosts that a group is spread over while there is other work to start."""
+OVERSUBSCRIPTION = 2
+"""Rollouts in flight for each call that a limited model takes at once."""
+
+
+class Try(NamedTuple):
+    """One start of one rollout."""
+
+    key: int
+    retry: int = 0
+    """Starts before this one."""
+    generation: int = 0
+    failures: int = 0
+    """Starts that infrastructure failed."""
+    losses: int = 0
+    """Starts that were lost with their host."""
+
+
+class Outcome(NamedTuple):
+    """What the scheduler needs to know of a row."""
+
+    failed: bool = False
+    retryable: bool = False
+    cancelled: bool = False
+    kind: str = ""
+    """boundary:type of the failure."""
+
+
+class Verdict(Enum):
+    COMMIT = "commit"
+    RETRY = "retry"
+    DROP = "drop"
+    """The key is not held by that host: a second arrival."""
+
+
+class Lost(NamedTuple):
+    """What became of a lost host's keys."""
+
+    planned_again: list[Try]
+    given_up: list[Try]
+    cancelled: list[Try]
+
+
+@dataclass(slots=True)
+class _Group:
+    order: int
+    model: int
+    todo: deque[Try]
+    left: int
+    """Keys that are not done yet, wherever they are."""
+    hosts: list[str] = field(default_factory=list)
+
+
+class Scheduler:
+    """The plan's open part, and who holds what. Times are seconds on the caller's clock."""
+
+    def __init__(self, space: KeySpace, retry: RetrySpec, limits: Sequence[int | None] | None = None) -> None:
+        self.space = space
+        self.retry = retry
+        self.breakers = [Breaker(retry) for _ in range(space.m)]
+        self.held: dict[str, dict[int, Try]] = {}
+        self.in_flight = [0] * space.m
+        self.in_flight_on: dict[str, list[int]] = {}
+        """Rollouts of each model that a host holds."""
+        self.todo_count = 0
+        self._limits = list(limits or [None] * space.m)
+        self._fresh: list[deque[_Group]] = [deque() for _ in range(space.m)]
+        self._started: list[dict[int, _Group]] = [{} for _ in range(space.m)]
+        self._groups: dict[int, _Group] = {}
+        self._waiting: dict[int, Try] = {}
+        self._wake: list[tuple[float, int]] = []
+        self._cancelling: set[int] = set()
+        self._orders = 0
+
+    # -- work arrives -------------------------------------------------------------------------------------------
+
+    def add_group(self, tries: Sequence[Try]) -> None:
+        """Plans the given attempts of one group (all of them, or what a resumed run still lacks)."""
+        group_id = self.space.group(tries[0].key)
+        group = _Group(self._orders, self.space.model(tries[0].key), deque(tries), len(tries))
+        self._orders += 1
+        self._groups[group_id] = group
+        self._fresh[group.model].append(group)
+        self.todo_count += len(tries)
+
+    @property
+    def pending(self) -> int:
+        """Planned rollouts that no host holds."""
+        return self.todo_count + len(self._waiting)
+
+    @property
+    def held_count(self) -> int:
+        return sum(self.in_flight)
+
+    # -- hosts --------------------------------------------------------------------------------------------------
+
+    def join(self, host: str) -> None:
+        self.held[host] = {}
+        self.in_flight_on[host] = [0] * self.space.m
+
+    def grant(self, host: str, slots: int, now: float) -> list[Try]:
+        """At most `slots` rollouts for a host to start, oldest groups first."""
+        self._awake(now)
+        granted: list[Try] = []
+        while len(granted) < slots and (group := self._next_group(host, now)) is not None:
+            granted.extend(self._take(group, host, slots - len(granted), now))
+        return granted
+
+    def _take(self, group: _Group, host: str, slots: int, now: float) -> Iterator[Try]:
+        room = min(slots, self._room(group.model, now), len(group.todo))
+        if host not in group.hosts:
+            group.hosts.append(host)
+        for _ in range(room):
+            one = group.todo.popleft()
+            self.held[host][one.key] = one
+            self._count(host, group.model, 1)
+            self.breakers[group.model].started(one.key)
+            yield one
+        self.todo_count -= room
+        if not group.todo:
+            self._started[group.model].pop(group.order, None)
+
+    def _room(self, model: int, now: float) -> int:
+        """How many more rollouts of a model may be in flight."""
+        room = self.todo_count
+        limit = self._limits[model]
+        if limit is not None:
+            room = min(room, limit * OVERSUBSCRIPTION - self.in_flight[model])
+        allowance = self.breakers[model].allowance(now)
+        return room if allowance is None else min(room, allowance)
+
+    def _next_group(self, host: str, now: float) -> _Group | None:
+        """1. a started group that this host may share; 2. a new one; 3. any started one."""
+        models = [model for model in range(self.space.m) if self._room(model, now) > 0]
+        started = [group for model in models for group in self._started[model].values()]
+        near = [group for group in started if host in group.hosts or len(group.hosts) < GROUP_HOSTS]
+        if near:
+            return min(near, key=_by_order)
+        fresh = [self._fresh[model][0] for model in models if self._fresh[model]]
+        if fresh:
+            group = min(fresh, key=_by_order)
+            self._fresh[group.model].popleft()
+            self._started[group.model][group.order] = group
+            return group
+        return min(started, key=_by_order, default=None)
+
+    def finished(self, host: str, key: int, outcome: Outcome, now: float) -> Verdict:
+        """A row arrived: commit it, throw it away and try again, or drop it as a second arrival."""
+        one = self.held.get(host, {}).pop(key, None)
+        if one is None:
+            return Verdict.DROP
+        model = self.space.model(key)
+        self._count(host, model, -1)
+        self._learn(model, key, outcome, now)
+        again = (
+            outcome.failed
+            and outcome.retryable
+            and one.failures < self.retry.max_retries
+            and key not in self._cancelling
+            and self.breakers[model].state is not BreakerState.DEAD
+        )
+        if again:
+            self._wait(one._replace(retry=one.retry + 1, failures=one.failures + 1), now)
+            return Verdict.RETRY
+        self._done(key)
+        return Verdict.COMMIT
+
+    def _learn(self, model: int, key: int, outcome: Outcome, now: float) -> None:
+        breaker = self.breakers[model]
+        if outcome.cancelled:
+            breaker.forget(key)
+        elif outcome.failed:
+            breaker.failed(key, outcome.kind, now)
+        else:
+            breaker.succeeded()
+
+    def _wait(self, one: Try, now: float) -> None:
+        """Back-off: doubles with each failure, and is jittered between half and all of it."""
+        full = min(self.retry.backoff_s * 2 ** max(one.failures - 1, 0), self.retry.backoff_max_s)
+        pause = full * (0.5 + 0.5 * scramble(one.key * 64 + one.retry) / 2**64)
+        self._waiting[one.key] = one
+        heapq.heappush(self._wake, (now + pause, one.key))
+
+    def _awake(self, now: float) -> None:
+        """Puts rollouts whose back-off is over in front of their group."""
+        while self._wake and self._wake[0][0] <= now:
+            _, key = heapq.heappop(self._wake)
+            one = self._waiting.pop(key, None)
+            if one is not None:
+                self._put_back(one)
+
+    def _put_back(self, one: Try) -> None:
+        group = self._groups[self.space.group(one.key)]
+        # A group that has not been started yet still stands in its model's queue.
+        if not group.todo:
+            self._started[group.model][group.order] = group
+        group.todo.appendleft(one)
+        self.todo_count += 1
+
+    def lost(self, host: str) -> Lost:
+        """A host is gone: its keys are planned again, up to a bound."""
+        lost = self._reclaim(host, list(self.held.pop(host, {}).values()))
+        self.in_flight_on.pop(host, None)
+        return lost
+
+    def missing(self, host: str, keys: Iterable[int]) -> Lost:
+        """Keys that the host was granted but says it does not hold: the same as lost."""
+        held = self.held[host]
+        return self._reclaim(host, [held.pop(key) for key in keys if key in held])
+
+    def _count(self, host: str, model: int, change: int) -> None:
+        self.in_flight[model] += change
+        self.in_flight_on[host][model] += change
+
+    def _reclaim(self, host: str, tries: Iterable[Try]) -> Lost:
+        result = Lost([], [], [])
+        for one in tries:
+            model = self.space.model(one.key)
+            self._count(host, model, -1)
+            self.breakers[model].forget(one.key)
+            again = one._replace(retry=one.retry + 1, losses=one.losses + 1)
+            if one.key in self._cancelling:
+                self._done(one.key)
+                result.cancelled.append(one)
+            elif again.losses > self.retry.max_host_losses:
+                self._done(one.key)
+                result.given_up.append(one)
+            else:
+                self._put_back(again)
+                result.planned_again.append(again)
+        return result
+
+    # -- endings ------------------------------------------------------------------------------------------------
+
+    def cancel(self, keys: Iterable[int]) -> tuple[list[Try], dict[str, list[int]]]:
+        """(rollouts that were not started and are done now, keys to be cancelled on each host)."""
+        wanted = set(keys)
+        dropped = self.drop(wanted)
+        on_hosts: dict[str, list[int]] = {}
+        for host, held in self.held.items():
+            mine = wanted & held.keys()
+            if mine:
+                self._cancelling |= mine
+                on_hosts[host] = sorted(mine)
+        return dropped, on_hosts
+
+    def drop(self, keys: Iterable[int]) -> list[Try]:
+        """Takes rollouts that no host holds out of the plan; each needs a row from the caller."""
+        wanted = set(keys)
+        dropped = [self._waiting.pop(key) for key in wanted & self._waiting.keys()]
+        for group_id in {self.space.group(key) for key in wanted} & self._groups.keys():
+            group = self._groups[group_id]
+            mine = [one for one in group.todo if one.key in wanted]
+            if mine:
+                dropped.extend(mine)
+                self._keep(group, [one for one in group.todo if one.key not in wanted])
+        for one in dropped:
+            self._done(one.key)
+        return dropped
+
+    def drop_all(self, model: int | None = None) -> list[Try]:
+        """Takes everything that no host holds, of one model or of all, out of the plan."""
+        keys = [one.key for group in self._groups.values() for one in group.todo] + list(self._waiting)
+        return self.drop(key for key in keys if model is None or self.space.model(key) == model)
+
+    def dead_models(self) -> list[int]:
+        """Models whose breaker has given up and that still have rollouts in the plan."""
+        return [
+            model
+            for model, breaker in enumerate(self.breakers)
+            if breaker.state is BreakerState.DEAD and (self._fresh[model] or self._started[model] or self._waits(model))
+        ]
+
+    def _waits(self, model: int) -> bool:
+        return any(self.space.model(key) == model for key in self._waiting)
+
+    def _keep(self, group: _Group, todo: list[Try]) -> None:
+        self.todo_count -= len(group.todo) - len(todo)
+        group.todo = deque(todo)
+        if not todo and self._started[group.model].pop(group.order, None) is None:
+            self._fresh[group.model].remove(group)
+
+    def _done(self, key: int) -> None:
+        self._cancelling.discard(key)
+        group_id = self.space.group(key)
+        group = self._groups[group_id]
+        group.left -= 1
+        if not group.left:
+            del self._groups[group_id]
+
+    def next_wakeup(self) -> float | None:
+        """When something changes by itself: a back-off ends, or a breaker opens."""
+        times = [self._wake[0][0]] if self._wake else []
+        times += [breaker.opens_at for breaker in self.breakers if breaker.state is BreakerState.OPEN]
+        return min(times, default=None)
+
+
+def _by_order(group: _Group) -> int:
+    return group.order

@@ -1,0 +1,196 @@
+"""Compaction: from the commit log, which is the truth, to Parquet tables that every tool reads."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rollout_engine.errors import RunError
+from rollout_engine.schema import (
+    LOG,
+    ROLLOUTS,
+    SCHEMA_VERSION,
+    TURNS,
+    log_to_rollouts,
+    log_to_turns,
+    rollout_ids,
+    trace_to_turns,
+)
+from rollout_engine.store.files import sync_file, write_atomic
+from rollout_engine.store.layout import Layout
+from rollout_engine.store.ledger import Ints
+from rollout_engine.store.scan import segments
+from rollout_engine.store.swap import locate, new_set
+from rollout_engine.store.traces import TraceReader
+from rollout_engine.store.winners import winning
+from rollout_engine.types import KeySpace
+
+logger = logging.getLogger(__name__)
+
+CHUNK_BYTES = 64 << 20
+"""Rows of about this size, their traces included, are in memory at once and become one part."""
+ROW_GROUP_ROWS = 32_000
+ROW_GROUP_BYTES = 16 << 20
+"""Above this size of its turns a row group has fewer rows: to read one rollout is to read one group."""
+_KEEP_MISSING = 100
+
+
+class Compaction(NamedTuple):
+    """What a compaction wrote."""
+
+    rollouts: int
+    turns: int
+    parts: int
+    missing_traces: tuple[str, ...]
+    """Errors of trace files that could not be read: these rollouts have no rows in `turns`. At most 100 are kept."""
+
+
+class PartSet(NamedTuple):
+    """The Parquet files of one table."""
+
+    made: str
+    """Names the compaction: two reads that see the same name saw the same set."""
+    paths: tuple[Path, ...]
+
+
+def compact(
+    layout: Layout,
+    run_id: str,
+    space: KeySpace,
+    *,
+    check: Callable[[], None] = lambda: None,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Compaction:
+    """Rewrites the Parquet tables from the log. `check` is called before they replace the old ones.
+
+    Raises RunError where the log is damaged or the disk full; the old tables stay then.
+    """
+    source = log_sizes(layout)
+    with new_set(layout) as directory, TraceReader(layout.traces) as traces:
+        parts = _Parts(directory, run_id, traces)
+        for rows in _chunks(winning(layout, space, LOG.names), traces, chunk_bytes):
+            parts.write(rows)
+        if not parts.number:
+            parts.write([])
+        done = Compaction(parts.rollouts, parts.turns, parts.number, tuple(parts.missing))
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": run_id,
+            "made": uuid4().hex,
+            "log": source,
+            **done._asdict(),
+        }
+        write_atomic(directory / layout.compacted.name, json.dumps(manifest).encode())
+        check()
+    return done
+
+
+def log_sizes(layout: Layout) -> dict[str, int]:
+    """The log as far as it goes now: bytes of each segment."""
+    return {segment.path.name: segment.path.stat().st_size for segment in segments(layout)}
+
+
+def current_parts(layout: Layout, name: str) -> PartSet | None:
+    """A table's Parquet files, where they hold all that the log does (or the log was left out of a copy)."""
+    try:
+        manifest = json.loads(locate(layout, layout.compacted.name).read_bytes())
+        sizes, parts, made = manifest["log"], int(manifest["parts"]), str(manifest["made"])
+        known = manifest["schema_version"] == SCHEMA_VERSION
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if not known or log_sizes(layout) not in (sizes, {}):
+        return None
+    directory = locate(layout, name)
+    return PartSet(made, tuple(directory / _part(number) for number in range(parts)))
+
+
+def _part(number: int) -> str:
+    return f"part-{number:05d}.parquet"
+
+
+def _chunks(batches: Iterator[pa.RecordBatch], traces: TraceReader, limit: int) -> Iterator[list[pa.RecordBatch]]:
+    """Batches gathered, or cut, to about `limit` bytes with the traces that belong to them."""
+    waiting: list[pa.RecordBatch] = []
+    total = 0
+    for batch in batches:
+        ends = np.cumsum(_row_bytes(batch, traces))
+        start = 0
+        while start < len(batch):
+            before = int(ends[start - 1]) if start else 0
+            stop = max(int(np.searchsorted(ends, before + limit - total, side="right")), start + (not waiting))
+            if stop > start:
+                waiting.append(batch.slice(start, stop - start))
+                total += int(ends[stop - 1]) - before
+                start = stop
+            if start < len(batch):
+                yield waiting
+                waiting, total = [], 0
+    if waiting:
+        yield waiting
+
+
+def _row_bytes(batch: pa.RecordBatch, traces: TraceReader) -> Ints:
+    """The size of each row: its part of the batch, and its trace."""
+    sizes = np.full(len(batch), batch.nbytes // len(batch) + 1, np.int64)
+    files, offsets = batch.column("trace_file"), batch.column("trace_offset")
+    for row in np.flatnonzero(files.is_valid().to_numpy(zero_copy_only=False)).tolist():
+        try:
+            sizes[row] += traces.size(files[row].as_py(), offsets[row].as_py() or 0)
+        except RunError:
+            continue  # it is said when the trace is read
+    return sizes
+
+
+class _Parts:
+    """Writes part after part of both tables, with the same number for a rollout and its turns."""
+
+    def __init__(self, directory: Path, run_id: str, traces: TraceReader) -> None:
+        self.number = self.rollouts = self.turns = 0
+        self.missing: list[str] = []
+        self._directory, self._run_id, self._traces = directory, run_id, traces
+
+    def write(self, batches: list[pa.RecordBatch]) -> None:
+        rollouts = pa.Table.from_batches(
+            [log_to_rollouts(batch, self._run_id, ROLLOUTS.names) for batch in batches], ROLLOUTS
+        )
+        turns = pa.Table.from_batches([turn for batch in batches for turn in self._turns_of(batch)], TURNS)
+        self._put("rollouts", rollouts, max(len(rollouts), 1))
+        del rollouts
+        turns = turns.combine_chunks().sort_by([("rollout_id", "ascending"), ("index", "ascending")])
+        self._put("turns", turns, _row_group(turns))
+        self.number += 1
+
+    def _put(self, name: str, table: pa.Table, row_group: int) -> None:
+        path = self._directory / name / _part(self.number)
+        pq.write_table(table, str(path), compression="zstd", row_group_size=row_group)
+        sync_file(path)
+        setattr(self, name, getattr(self, name) + len(table))
+
+    def _turns_of(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        yield log_to_turns(batch)
+        files = batch.column("trace_file")
+        traced = np.flatnonzero(files.is_valid().to_numpy(zero_copy_only=False)).tolist()
+        if not traced:
+            return
+        ids = rollout_ids(batch)
+        for row in traced:
+            place = [batch.column(name)[row].as_py() for name in ("trace_file", "trace_offset", "trace_sha256")]
+            try:
+                yield trace_to_turns(self._traces.read(*place), ids[row].as_py())
+            except RunError as error:
+                logger.warning("rollout=%s has lost its turns: %s", ids[row], error)
+                if len(self.missing) < _KEEP_MISSING:
+                    self.missing.append(str(error))
+
+
+def _row_group(turns: pa.Table) -> int:
+    by_size: int = len(turns) * ROW_GROUP_BYTES // max(turns.nbytes, 1)
+    return max(min(ROW_GROUP_ROWS, by_size), 1)

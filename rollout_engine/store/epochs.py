@@ -1,0 +1,212 @@
+"""Epochs: at most one driver works on a run, and one that was superseded finds out before it commits.
+
+An epoch is one life of the run's driver. It is a file that is made by exclusive creation, so that of two drivers one
+gets the number. Whether its holder lives is decided by pid and start time on the same machine, and by the age of its
+heartbeat from another one (clocks are taken to differ by less than the heartbeat's tolerance).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from rollout_engine.errors import InputError, RunError, describe
+from rollout_engine.specs import Spec
+from rollout_engine.store.files import write_all, write_atomic, writing
+
+DEAD_AFTER_BEATS = 6
+
+
+class EpochRecord(Spec):
+    """What `epochs/N.json` says about its holder."""
+
+    epoch: int
+    host: str
+    pid: int
+    process_start: str
+    """The kernel's start time of the process: a pid that was given to another process differs in it."""
+    machine: str
+    """Boot id and pid namespace: only where they are the same does a pid mean the same process."""
+    started_at: float
+    heartbeat: float
+    heartbeat_s: float
+    released: bool = False
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return ""
+
+
+def machine_id() -> str:
+    """Names the space in which this process's pid is unique; empty where the system does not tell."""
+    boot = _read_text("/proc/sys/kernel/random/boot_id")
+    try:
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}" if boot else ""
+    except OSError:
+        return ""
+
+
+def process_start(pid: int) -> str:
+    """The start time of a live process in the kernel's ticks; empty where there is none (a zombie is none)."""
+    _, _, tail = _read_text(f"/proc/{pid}/stat").rpartition(")")
+    fields = tail.split()
+    return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
+
+
+def is_alive(record: EpochRecord, machine: str, now: float) -> bool:
+    """Whether the holder of an epoch may still be at work, seen from `machine`."""
+    if record.released:
+        return False
+    if machine and record.machine == machine:
+        return process_start(record.pid) == record.process_start
+    return now - record.heartbeat < DEAD_AFTER_BEATS * record.heartbeat_s
+
+
+def newest_epoch(epochs: Path) -> int:
+    """The highest epoch that was ever taken; 0 where none was."""
+    try:
+        names = os.listdir(epochs)
+    except FileNotFoundError:
+        return 0
+    return max((int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal()), default=0)
+
+
+def read_epoch(epochs: Path, number: int) -> EpochRecord | None:
+    """The record of an epoch; None where its maker was killed before it wrote it. Raises InputError."""
+    path = epochs / f"{number}.json"
+    try:
+        raw = path.read_bytes()
+        return EpochRecord.model_validate_json(raw) if raw else None
+    except (OSError, ValidationError) as error:
+        raise InputError(
+            f"is no epoch record: {describe(error)}",
+            where=str(path),
+            fix="if no driver works on this run, remove the file's content (keep the file) and resume",
+        ) from error
+
+
+class Epoch:
+    """An epoch that this process holds. Whoever takes it releases it."""
+
+    def __init__(self, epochs: Path, record: EpochRecord, clock: Callable[[], float]) -> None:
+        self._epochs = epochs
+        self._record = record
+        self._clock = clock
+
+    @property
+    def number(self) -> int:
+        return self._record.epoch
+
+    @property
+    def released(self) -> bool:
+        return self._record.released
+
+    @property
+    def superseded(self) -> bool:
+        """Whether another driver has taken over. One stat: cheap enough for every commit."""
+        # Numbers are given out without gaps, so the next one exists if any later one does.
+        return (self._epochs / f"{self.number + 1}.json").exists()
+
+    def check(self) -> None:
+        """Raises RunError where another driver has taken over."""
+        if self.superseded:
+            self._stop(self.number + 1)
+
+    def beat(self) -> None:
+        """Renews the heartbeat where it is due, after a check. Raises RunError."""
+        now = self._clock()
+        if 0 <= now - self._record.heartbeat < self._record.heartbeat_s:
+            return
+        newest = newest_epoch(self._epochs)
+        if newest > self.number:
+            self._stop(newest)
+        self._write(self._record.model_copy(update={"heartbeat": now}))
+
+    def release(self) -> None:
+        """Lets the next driver start at once. Safe to call twice."""
+        if not self._record.released:
+            self._write(self._record.model_copy(update={"heartbeat": self._clock(), "released": True}))
+
+    def _stop(self, newer: int) -> None:
+        raise RunError(
+            f"another driver has taken over this run (epoch {newer}, {self._epochs / f'{newer}.json'}); "
+            f"this one (epoch {self.number}) commits nothing more"
+        )
+
+    def _write(self, record: EpochRecord) -> None:
+        path = self._epochs / f"{self.number}.json"
+        with writing(path):
+            write_atomic(path, record.model_dump_json().encode(), sync=False)
+        self._record = record
+
+
+def live_driver(epochs: Path, clock: Callable[[], float] = time.time) -> EpochRecord | None:
+    """The driver that is at work on a run now, as far as can be seen from here. Raises InputError."""
+    newest = newest_epoch(epochs)
+    record = read_epoch(epochs, newest) if newest else None
+    return record if record is not None and is_alive(record, machine_id(), clock()) else None
+
+
+def take_epoch(epochs: Path, heartbeat_s: float, clock: Callable[[], float] = time.time) -> Epoch:
+    """Takes the next epoch of a run. Raises InputError where its driver is alive or the directory refuses."""
+    machine = machine_id()
+    while True:
+        newest = newest_epoch(epochs)
+        if newest:
+            _refuse_if_alive(epochs, newest, machine, heartbeat_s, clock())
+        now = clock()
+        record = EpochRecord(
+            epoch=newest + 1,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            process_start=process_start(os.getpid()),
+            machine=machine,
+            started_at=now,
+            heartbeat=now,
+            heartbeat_s=heartbeat_s,
+        )
+        try:
+            _create(epochs / f"{record.epoch}.json", record)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise InputError(
+                f"cannot be written: {describe(error)}", where=str(epochs), fix="a run needs a writable directory"
+            ) from error
+        return Epoch(epochs, record, clock)
+
+
+def _refuse_if_alive(epochs: Path, number: int, machine: str, heartbeat_s: float, now: float) -> None:
+    record = read_epoch(epochs, number)
+    path = epochs / f"{number}.json"
+    if record is None:
+        if now - path.stat().st_mtime < DEAD_AFTER_BEATS * heartbeat_s:
+            raise InputError(
+                "another driver is just starting on this run", where=str(path), fix="try again in a minute"
+            )
+        return
+    if is_alive(record, machine, now):
+        raise InputError(
+            f"a driver works on this run: pid {record.pid} on {record.host}, "
+            f"heartbeat {max(now - record.heartbeat, 0):.0f} s ago",
+            where=str(epochs.parent),
+            fix=f"wait for it or stop it (kill {record.pid} on {record.host}); if it is surely gone, "
+            f'set "released": true in {path}',
+        )
+
+
+def _create(path: Path, record: EpochRecord) -> None:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        write_all(handle, record.model_dump_json().encode())
+        os.fsync(handle)
+    finally:
+        os.close(handle)

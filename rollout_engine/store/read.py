@@ -1,0 +1,129 @@
+"""Reading a run: from Parquet where that holds all that the log does, else from the log itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rollout_engine.errors import InputError, RunError
+from rollout_engine.schema import (
+    IDENTITY,
+    LOG,
+    METADATA,
+    ROLLOUTS,
+    TURNS,
+    batch_to_turns,
+    log_columns,
+    log_to_rollouts,
+    log_to_turns,
+    rollout_ids,
+)
+from rollout_engine.store.compact import current_parts
+from rollout_engine.store.files import reading
+from rollout_engine.store.layout import Layout
+from rollout_engine.store.ledger import COLUMNS, Ledger
+from rollout_engine.store.scan import Placed, read_segment, scan_placed
+from rollout_engine.store.traces import TraceReader
+from rollout_engine.store.winners import winning
+from rollout_engine.types import KeySpace, Turn
+
+T = TypeVar("T")
+_TRACE = ("trace_file", "trace_offset", "trace_sha256")
+
+
+def rollouts_table(layout: Layout, run_id: str, space: KeySpace, columns: Sequence[str] | None = None) -> pa.Table:
+    """One row per rollout that has one, in the order of the log. Raises RunError where a file is damaged."""
+    names = list(ROLLOUTS.names if columns is None else columns)
+    unknown = [name for name in names if name not in ROLLOUTS.names]
+    if unknown:
+        raise InputError(f"rollouts have no column {unknown[0]!r}", fix=f"known: {', '.join(ROLLOUTS.names)}")
+    found = _from_parts(layout, "rollouts", lambda parts: [_part_table(part, ROLLOUTS, names) for part in parts])
+    if found is not None:
+        return pa.concat_tables(found)
+    schema = pa.schema([ROLLOUTS.field(name) for name in names], metadata=METADATA)
+    batches = winning(layout, space, log_columns(names))
+    return pa.Table.from_batches((log_to_rollouts(batch, run_id, names) for batch in batches), schema)
+
+
+def _from_parts(layout: Layout, table: str, read: Callable[[Sequence[Path]], T]) -> T | None:
+    """What `read` makes of the table's parts; None where the log knows more. A swap meanwhile is read again."""
+    for last in (False, False, True):
+        before = current_parts(layout, table)
+        if before is None:
+            return None
+        try:
+            found = read(before.paths)
+        except RunError:
+            if last or current_parts(layout, table) == before:
+                raise
+            continue
+        after = current_parts(layout, table)
+        if last or (after is not None and after.made == before.made):
+            return found
+    return None
+
+
+def _open_part(path: Path, schema: pa.Schema) -> pq.ParquetFile:
+    file = pq.ParquetFile(path)
+    if not file.schema_arrow.equals(schema):
+        raise RunError(f"{path}: has another schema than the one that this version writes")
+    return file
+
+
+def _part_table(path: Path, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
+    with reading(path), _open_part(path, schema) as file:
+        return file.read(columns=list(columns), use_threads=False).select(list(columns))
+
+
+def rollout_turns(layout: Layout, space: KeySpace, rollout_id: str) -> list[Turn]:
+    """The turns of one rollout, in order. Raises InputError where there is no such rollout, RunError for damage."""
+    found = _from_parts(layout, "turns", lambda parts: [row for part in parts for row in _part_turns(part, rollout_id)])
+    # Without rows in `turns` a rollout has none, or its trace was missing, or there is no such rollout: the log knows.
+    return found or _log_turns(layout, space, rollout_id)
+
+
+def _part_turns(path: Path, rollout_id: str) -> list[Turn]:
+    turns: list[Turn] = []
+    with reading(path), _open_part(path, TURNS) as file:
+        for group in range(file.num_row_groups):
+            range_ = file.metadata.row_group(group).column(0).statistics
+            if range_ is not None and range_.has_min_max and not range_.min <= rollout_id <= range_.max:
+                continue
+            ids = file.read_row_group(group, columns=["rollout_id"], use_threads=False).column(0)
+            hits = pc.indices_nonzero(pc.equal(ids, rollout_id))
+            if len(hits):
+                rows = file.read_row_group(group, use_threads=False).slice(hits[0].as_py(), len(hits))
+                turns += batch_to_turns(rows)
+    return turns
+
+
+def _log_turns(layout: Layout, space: KeySpace, rollout_id: str) -> list[Turn]:
+    found: list[Placed] = []
+    for placed in scan_placed(layout, space, (*COLUMNS, *IDENTITY)):
+        rows = placed.rows.filter(pc.equal(rollout_ids(placed.rows), rollout_id))
+        found += [Placed(placed.path, placed.number, rows.slice(row, 1)) for row in range(len(rows))]
+    if not found:
+        raise InputError(
+            f"there is no rollout {rollout_id!r}", where=str(layout.root), fix="ids: see rollouts.rollout_id"
+        )
+    ledger = Ledger(space)
+    together = pa.concat_batches([placed.rows for placed in found])
+    ledger.add(together)
+    winner = found[ledger.take(together).tolist().index(True)]
+    nth = sum(1 for placed in found[: found.index(winner)] if placed[:2] == winner[:2])
+    batches = read_segment(winner.path, LOG.names)
+    batch = next(batch for number, batch in enumerate(batches) if number == winner.number)
+    return _row_turns(layout, batch.filter(pc.equal(rollout_ids(batch), rollout_id)).slice(nth, 1))
+
+
+def _row_turns(layout: Layout, row: pa.RecordBatch) -> list[Turn]:
+    file, offset, sha256 = (row.column(name)[0].as_py() for name in _TRACE)
+    if file is None:
+        return batch_to_turns(log_to_turns(row))
+    with TraceReader(layout.traces) as traces:
+        return batch_to_turns(traces.read(file, offset, sha256))

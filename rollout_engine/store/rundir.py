@@ -1,0 +1,271 @@
+"""A run's directory: made, opened, read, and for the one driver that holds its epoch written."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rollout_engine.config import RunConfig
+from rollout_engine.errors import InputError, RunError, describe
+from rollout_engine.store.compact import Compaction, compact
+from rollout_engine.store.epochs import Epoch, EpochRecord, live_driver, take_epoch
+from rollout_engine.store.files import TEMPORARY, sync_file, write_exclusive, writing
+from rollout_engine.store.layout import Layout
+from rollout_engine.store.ledger import Ledger
+from rollout_engine.store.log import CommitLog
+from rollout_engine.store.planlog import PlanLog
+from rollout_engine.store.read import rollout_turns, rollouts_table
+from rollout_engine.store.runinfo import (
+    RunInfo,
+    RunStatus,
+    config_digest,
+    differences,
+    git_state,
+    read_info,
+    versions,
+)
+from rollout_engine.store.scan import scan, segments
+from rollout_engine.store.swap import finish
+from rollout_engine.store.winners import winners
+from rollout_engine.types import KeySpace, Turn
+
+_REMOTE = "://"
+
+
+class RunDir:
+    """One run on disk. Reading needs no lock and may go on while a driver writes."""
+
+    def __init__(self, layout: Layout, info: RunInfo) -> None:
+        self.layout = layout
+        self.info = info
+        self.space = KeySpace(len(info.config.models), info.config.k)
+
+    @property
+    def path(self) -> Path:
+        return self.layout.root
+
+    @property
+    def run_id(self) -> str:
+        return self.info.run_id
+
+    def scan(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """All committed rows, superseded ones among them, with these columns of the log. Raises RunError."""
+        return scan(self.layout, self.space, columns)
+
+    def winners(self) -> Ledger:
+        """Which row counts for each rollout, and what it says. Raises RunError."""
+        return winners(self.layout, self.space)
+
+    def rollouts(self, columns: Sequence[str] | None = None) -> pa.Table:
+        """One row per rollout that has one. Raises RunError."""
+        return rollouts_table(self.layout, self.run_id, self.space, columns)
+
+    def turns(self, rollout_id: str) -> list[Turn]:
+        """Raises InputError where there is no such rollout, RunError where a file is damaged."""
+        return rollout_turns(self.layout, self.space, rollout_id)
+
+    def plan(self) -> PlanLog:
+        """The plan, for reading. The caller closes it. Raises RunError."""
+        return PlanLog(self.layout)
+
+    def driver(self) -> EpochRecord | None:
+        """The driver that is at work on the run now. Raises InputError where its record is damaged."""
+        return live_driver(self.layout.epochs)
+
+    def start(self) -> RunWriter:
+        """Takes the next epoch. The caller closes the writer. Raises InputError where a driver is at work."""
+        try:
+            _make_rooms(self.layout)
+        except OSError as error:
+            raise InputError(f"cannot be written: {describe(error)}", where=str(self.path)) from error
+        epoch = take_epoch(self.layout.epochs, self.info.config.store.heartbeat_s)
+        try:
+            return RunWriter(self, epoch)
+        except BaseException:
+            epoch.release()
+            raise
+
+    def adopt(self, config: RunConfig) -> None:
+        """Makes this the config from the next `start` on; nothing is written before. Raises InputError.
+
+        What would mix results is refused, with the difference shown.
+        """
+        changed = differences(self.info.config, config)
+        if changed:
+            raise InputError(
+                "the config differs from the run's own in what would mix results:\n    " + "\n    ".join(changed),
+                where=str(self.path),
+                fix="resume with the run's own config, or start a new run directory",
+            )
+        self.info = self.info.model_copy(update={"config": config})
+
+
+class RunWriter:
+    """The run in the hands of its one driver: plan, log and ledger of an epoch. Whoever starts it closes it.
+
+    `plan` is safe from several threads; all else belongs to one.
+    """
+
+    def __init__(self, run: RunDir, epoch: Epoch) -> None:
+        self.run = run
+        self.epoch = epoch
+        layout = run.layout
+        with writing(layout.root):
+            for leftover in (*layout.root.glob(TEMPORARY), *layout.epochs.glob(TEMPORARY)):
+                leftover.unlink(missing_ok=True)
+            finish(layout)
+            # Rows of a killed driver that were never synced count from here on, so they must not vanish any more.
+            for segment in segments(layout):
+                sync_file(segment.path)
+        self.plan = PlanLog(layout)
+        try:
+            self._check_shape()
+            self.ledger = run.winners()
+            self.record("running")
+            self.plan.begin(epoch.number, run.info.config.model_names, run.info.config.k)
+        except BaseException:
+            self.plan.close()
+            raise
+        self._log = CommitLog(layout, epoch.number, run.info.config.store.segment_bytes)
+
+    def _check_shape(self) -> None:
+        header = self.plan.header
+        if header is not None and (header.models, header.k) != (self.run.info.config.model_names, self.run.space.k):
+            raise RunError(
+                f"{self.run.layout.plan}: planned {header.k} attempts of {', '.join(header.models)}, "
+                "which is not what run.json says"
+            )
+
+    def commit(self, batches: Sequence[pa.RecordBatch]) -> None:
+        """Makes rows durable, after the plan they belong to, and enters them in the ledger.
+
+        Raises RunError where another driver has taken over or the disk refuses: the rows are not to be acknowledged.
+        """
+        self.epoch.check()
+        self.plan.sync()
+        self._log.commit(batches)
+        for batch in batches:
+            self.ledger.add(batch)
+
+    def beat(self) -> None:
+        """Renews the epoch where that is due; call it at least every `heartbeat_s`. Raises RunError."""
+        self.epoch.beat()
+
+    def record(self, status: RunStatus, provenance: Mapping[str, Any] | None = None) -> None:
+        """Rewrites run.json with a status and with further facts of provenance. Raises RunError."""
+        info = self.run.info
+        facts = {**info.provenance, **(provenance or {})}
+        self.run.info = info.model_copy(update={"status": status, "provenance": facts})
+        with writing(self.run.layout.run_json):
+            self.run.info.write(self.run.layout.run_json)
+
+    def compact(self) -> Compaction:
+        """Rewrites the Parquet tables from the log. Raises RunError; the old tables stay then."""
+        self._log.close()  # its end mark belongs to the log that the tables are made from
+        return compact(self.run.layout, self.run.run_id, self.run.space, check=self.epoch.check)
+
+    def close(self, status: RunStatus) -> None:
+        """Ends the epoch. Safe to call twice; where another driver has taken over, run.json is left to it."""
+        if self.epoch.released:
+            return
+        try:
+            self.plan.close()
+            self._log.close()
+            if not self.epoch.superseded:
+                self.record(status)
+        finally:
+            self.epoch.release()
+
+
+def create_run(
+    path: str | os.PathLike[str],
+    config: RunConfig,
+    run_id: str | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> RunDir:
+    """Makes a run directory. Raises InputError, with nothing written, where it cannot or must not be made."""
+    layout = Layout(_local(path))
+    if not config.models:
+        raise InputError("a run needs at least one model", where="models", fix="give one with -m NAME=KIND:REST")
+    _refuse_taken(layout)
+    now = datetime.now(UTC)
+    info = RunInfo(
+        run_id=run_id or f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        status="running",
+        created_at=now,
+        config=config,
+        config_digest=config_digest(config),
+        versions=versions(),
+        provenance={"git": git_state(Path.cwd()), **(provenance or {})},
+    )
+    existed = layout.root.exists()
+    try:
+        layout.root.mkdir(parents=True, exist_ok=True)
+        write_exclusive(layout.run_json, info.encoded())
+        _make_rooms(layout)
+    except FileExistsError:
+        _refuse_taken(layout)
+        raise
+    except OSError as error:
+        if not existed and layout.root.is_dir() and not layout.run_json.exists():
+            layout.root.rmdir()
+        raise InputError(
+            f"cannot be made: {describe(error)}", where=str(layout.root), fix="choose a writable place with -o"
+        ) from error
+    return RunDir(layout, info)
+
+
+def _make_rooms(layout: Layout) -> None:
+    for directory in (layout.epochs, layout.plan, layout.log, layout.traces):
+        directory.mkdir(exist_ok=True)
+
+
+def open_run(path: str | os.PathLike[str]) -> RunDir:
+    """Opens a run directory. Raises InputError where it is none, or its run.json is damaged or of another version."""
+    layout = Layout(_local(path))
+    return RunDir(layout, read_info(layout.run_json))
+
+
+def read_rollouts(run_dir: str | os.PathLike[str], columns: Sequence[str] | None = None) -> pa.Table:
+    """One row per rollout of a run that has one: the Parquet tables where they are current, else the log."""
+    return open_run(run_dir).rollouts(columns)
+
+
+def read_turns(run_dir: str | os.PathLike[str], rollout_id: str) -> list[Turn]:
+    """The turns of one rollout, in order."""
+    return open_run(run_dir).turns(rollout_id)
+
+
+def _local(path: str | os.PathLike[str]) -> Path:
+    if _REMOTE in os.fspath(path):
+        raise InputError(
+            "a run directory is a local or mounted path", where=os.fspath(path), fix="mount the store, or copy the run"
+        )
+    return Path(path)
+
+
+def _refuse_taken(layout: Layout) -> None:
+    """Raises InputError where the path is a run already, or anything else that is not an empty directory."""
+    root = layout.root
+    try:
+        if layout.run_json.exists():
+            raise InputError(
+                "is a run already",
+                where=str(root),
+                fix=f"go on with it by `rollout resume {root}`, or choose another -o",
+            )
+        names = [path.name for path in root.iterdir() if not path.match(TEMPORARY)] if root.exists() else []
+    except OSError as error:
+        raise InputError(f"cannot be used: {describe(error)}", where=str(root), fix="choose another place") from error
+    if names:
+        raise InputError(
+            f"is not empty and no run directory (it holds {sorted(names)[0]!r})",
+            where=str(root),
+            fix="choose a new or an empty directory",
+        )

@@ -1,0 +1,61 @@
+"""The backends that the sandbox contract is run against. A backend registers by one entry in BACKENDS."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from rollout_engine.sandboxes import make_provider
+from rollout_engine.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How a backend is made here, why it cannot be (None: it can), and what it claims beyond the contract."""
+
+    make: Callable[[Path], SandboxProvider]
+    missing: Callable[[], str | None] = lambda: None
+    isolated: bool = True
+    """Has a file system and processes of its own."""
+
+
+def make_local(directory: Path) -> SandboxProvider:
+    return make_provider("local", directory=directory)
+
+
+BACKENDS: dict[str, Backend] = {
+    "local": Backend(make_local, isolated=False),
+}
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def backend(request: pytest.FixtureRequest) -> Backend:
+    found = BACKENDS[request.param]
+    reason = found.missing()
+    if reason is not None:
+        pytest.skip(f"{request.param}: {reason}")
+    return found
+
+
+@pytest.fixture
+def factory(backend: Backend) -> Callable[[Path], SandboxProvider]:
+    return backend.make
+
+
+@pytest.fixture
+async def provider(backend: Backend, tmp_path: Path) -> AsyncIterator[SandboxProvider]:
+    directory = tmp_path / "provider"
+    directory.mkdir()
+    made = backend.make(directory)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def sandbox(provider: SandboxProvider) -> AsyncIterator[Sandbox]:
+    opened = await provider.open(SandboxSpec(env={"FROM_SPEC": "spec"}, label="contract"))
+    yield opened
+    await opened.close()
