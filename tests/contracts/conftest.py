@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import docker_here
 import pytest
 
 from rollout_engine.sandboxes import make_provider
@@ -26,12 +27,19 @@ def make_local(directory: Path) -> SandboxProvider:
     return make_provider("local", directory=directory)
 
 
+def make_docker(directory: Path) -> SandboxProvider:
+    return make_provider("docker", image="pybox")
+
+
 BACKENDS: dict[str, Backend] = {
+    "docker": Backend(make_docker, docker_here.missing),
     "local": Backend(make_local, isolated=False),
 }
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.docker] if name == "docker" else []) for name in sorted(BACKENDS)]
+)
 def backend(request: pytest.FixtureRequest) -> Backend:
     found = BACKENDS[request.param]
     reason = found.missing()

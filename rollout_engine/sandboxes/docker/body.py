@@ -42,7 +42,7 @@ class Body:
             stdin_open=self.supervisor is not None,
             user="0",
             working_dir=self.spec.workdir,
-            environment=dict(self.spec.env),
+            environment=self.environment(),
             labels=dict(self.labels),
             hostname="sandbox",
             host_config=self._host(api),
@@ -68,6 +68,11 @@ class Body:
             read_only=spec.require_limits,
             mounts=self._mounts(),
         )
+
+    def environment(self) -> dict[str, str]:
+        """With a read-only root, home is where a task may write."""
+        home = {"HOME": self.spec.workdir} if self.spec.require_limits else {}
+        return {**home, **self.spec.env}
 
     def _mounts(self) -> list[Mount]:
         mounts = _limited_disk(self.spec, self.labels) if self.spec.require_limits else []

@@ -23,8 +23,8 @@ from docker import APIClient
 from docker.errors import APIError, NotFound, create_api_error_from_http_exception
 from requests.exceptions import HTTPError
 
-MAX_ENTRIES = 100_000
-"""A downloaded folder holds at most this many files and folders."""
+from rollout_engine.sandboxes.files import MAX_ENTRIES, remove
+
 _HEADER_BYTES = 64 * 2**20
 _CHUNK_BYTES = 256 * 1024
 _SPOOL_BYTES = 8 * 2**20
@@ -105,6 +105,16 @@ def upload(api: APIClient, container: str, source: Path, path: str, ids: Ids) ->
 
 def download(api: APIClient, container: str, path: str, target: Path, max_bytes: int) -> None:
     """Copies a file or folder out; links and special files are left behind, a link at `path` itself is refused."""
+    made = not target.exists()
+    try:
+        _download(api, container, path, target, max_bytes)
+    except BaseException:
+        if made:
+            remove(target)
+        raise
+
+
+def _download(api: APIClient, container: str, path: str, target: Path, max_bytes: int) -> None:
     with _archive(api, container, path, max_bytes) as tar:
         room = max_bytes
         for count, entry in enumerate(tar):
@@ -186,7 +196,7 @@ class _Chunks(io.RawIOBase):
             self._rest = memoryview(next(self._chunks, b""))
             self._room -= len(self._rest)
             if self._room < 0:
-                raise ValueError(f"{self._path} is larger than allowed")
+                raise ValueError(f"{self._path} has more bytes than allowed")
         count = min(len(buffer), len(self._rest))
         buffer[:count] = self._rest[:count]
         self._rest = self._rest[count:]

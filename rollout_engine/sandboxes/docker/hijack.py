@@ -65,7 +65,7 @@ class Hijacked:
         except (OSError, EOFError):
             return None
 
-    async def send(self, data: bytes) -> None:
+    async def send(self, data: bytes | memoryview) -> None:
         """Writes; a reader that has gone is no error here, its exit code says what happened."""
         try:
             self._writer.write(data)

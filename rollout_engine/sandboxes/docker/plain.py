@@ -21,7 +21,7 @@ from rollout_engine.sandboxes.docker.capture import Tail
 from rollout_engine.sandboxes.docker.engine import Engine
 from rollout_engine.sandboxes.docker.failures import died, translate
 from rollout_engine.sandboxes.docker.hijack import STDERR, Hijacked, HijackRefused
-from rollout_engine.sandboxes.docker.running import CannotStart, Command, Ending, Running, exit_code
+from rollout_engine.sandboxes.docker.running import Command, Ending, Running, exit_code
 
 T = TypeVar("T")
 
@@ -40,6 +40,8 @@ class PlainExecutor:
         self._oom_kills = 0
 
     async def spawn(self, command: Command) -> Running:
+        if any("\0" in part for part in command.argv):
+            return _Refused("an argument with a null byte")
         exec_id = await self._create([*_HEADED, *command.argv], command)
         stream = await self._start(exec_id)
         running = _PlainRunning(self, exec_id, stream)
@@ -120,6 +122,23 @@ class PlainExecutor:
             raise translate(error, what) from error
 
 
+class _Refused:
+    """A command that no program can get."""
+
+    def __init__(self, reason: str) -> None:
+        self.stdout, self.stderr = Tail(), Tail()
+        self.stderr.append(f"cannot run: {reason}\n".encode())
+
+    async def wait(self) -> Ending:
+        return Ending(126)
+
+    def ending(self) -> Ending | None:
+        return Ending(126)
+
+    async def kill(self) -> None:
+        """There is nothing to kill."""
+
+
 class _PlainRunning:
     def __init__(self, executor: PlainExecutor, exec_id: str, stream: Hijacked) -> None:
         self.stdout, self.stderr = Tail(), Tail()
@@ -144,8 +163,7 @@ class _PlainRunning:
             async with asyncio.timeout(_KILL_S):
                 started: list[asyncio.Future[Any]] = [self._task, self._pid]
                 await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
-                if not self._task.done():
-                    await self._executor.kill_group(self._pid.result())
+                await self._executor.kill_group(self._pid.result())
                 await asyncio.wait([self._task])
 
     async def _feed(self, data: bytes) -> None:
@@ -188,8 +206,7 @@ class _PlainRunning:
         if not state["Running"]:
             raise died(self._executor.name, f"its container exited with {state['ExitCode']}")
         if not self._pid.done():
-            raise CannotStart(f"docker: a command cannot start: {self._said()}")
+            self.stderr.append(self.stdout.value() + self._head)  # the runtime's own words
+            self.stdout = Tail()
+            return Ending(126)
         return Ending(code, oom=code == -9 and await self._executor.was_oom())
-
-    def _said(self) -> str:
-        return (self.stdout.value() + self._head)[:500].decode(errors="replace").strip()

@@ -63,9 +63,13 @@ class DockerProvider:
         self._info: dict[str, Any] | None = None
         self._readying = asyncio.Lock()
         self._behind: set[asyncio.Task[None]] = set()
+        self._open_ones: set[DockerSandbox] = set()
+        self._closing: asyncio.Future[None] | None = None
 
     async def open(self, spec: SandboxSpec) -> DockerSandbox:
         """A container of its own. Raises DockerImageMissing, DockerNetworksExhausted, SandboxUnavailable."""
+        if self._closing is not None:
+            raise SandboxUnavailable("docker: this provider was closed")
         info = await self._ready()
         if spec.require_limits and (lacking := unenforceable(info)):
             raise SandboxStartError(f"docker: this daemon cannot hold the required limits: {', '.join(lacking)}")
@@ -73,7 +77,9 @@ class DockerProvider:
         name = f"rollout-{uuid.uuid4().hex[:16]}"
         opening = asyncio.ensure_future(self._open(spec, image, name))
         try:
-            return await asyncio.shield(opening)
+            sandbox = await asyncio.shield(opening)
+            self._open_ones.add(sandbox)
+            return sandbox
         except BaseException:
             self._later(self._bury(opening, name))
             raise
@@ -97,8 +103,15 @@ class DockerProvider:
 
     async def close(self) -> None:
         """Removes everything that this provider made, prepared images too. A daemon that is gone has nothing left."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
         try:
-            await asyncio.gather(*self._behind, return_exceptions=True)
+            await asyncio.gather(
+                *(sandbox.close() for sandbox in self._open_ones), *self._behind, return_exceptions=True
+            )
             mine = str(self._owner)
             run = self._labels[owner.RUN]
             await reap(
@@ -140,6 +153,7 @@ class DockerProvider:
             ids=ids,
             limits_enforced=limits_enforced(self._info or {}, spec),
             remove=lambda: self._remove(name),
+            closed=self._open_ones.discard,
         )
 
     async def _network(self, spec: SandboxSpec, name: str, labels: dict[str, str]) -> str | None:
@@ -170,7 +184,7 @@ class DockerProvider:
             await self._start(container)
             return PlainExecutor(self._engine, container, body.name, user)
         return await SupervisedExecutor.open(
-            self._engine, container, body.name, user=user, env=body.spec.env, start=lambda: self._start(container)
+            self._engine, container, body.name, user=user, env=body.environment(), start=lambda: self._start(container)
         )
 
     async def _supervisor(self, image: Image) -> str | None:

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from rollout_engine.errors import RolloutEngineError
 from rollout_engine.sandboxes.docker.capture import Tail
 
 
@@ -43,7 +42,7 @@ class Running(Protocol):
         ...
 
     async def kill(self) -> None:
-        """Kills its process group; no error where it has ended."""
+        """Kills its process group, also what is left of it after the command has ended."""
         ...
 
 
@@ -61,10 +60,6 @@ class Executor(Protocol):
         ...
 
     async def close(self) -> None: ...
-
-
-class CannotStart(RolloutEngineError, ValueError):
-    """The working directory or the user of a command does not exist: the caller's fault, not the provider's."""
 
 
 def exit_code(status: int) -> int:

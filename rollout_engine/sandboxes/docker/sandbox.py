@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import itertools
+import posixpath
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +27,7 @@ T = TypeVar("T")
 
 
 class DockerSandbox:
-    """A live container. `remove` is the provider's: it takes the container away."""
+    """A live container. `remove` and `closed` are the provider's: they take it away, and out of its books."""
 
     def __init__(
         self,
@@ -38,11 +40,12 @@ class DockerSandbox:
         ids: Ids,
         limits_enforced: str,
         remove: Callable[[], Awaitable[None]],
+        closed: Callable[[DockerSandbox], None],
     ) -> None:
         self.container, self.name = container, name
         self._engine, self._executor = engine, executor
         self._workdir, self._ids, self._limits = workdir, ids, limits_enforced
-        self._remove = remove
+        self._remove, self._closed = remove, closed
         self._jobs: dict[str, Running] = {}
         self._numbers = itertools.count(1)
         self._removing: asyncio.Future[None] | None = None
@@ -77,20 +80,20 @@ class DockerSandbox:
         return _result(running, ending, started)
 
     async def read_file(self, path: str, *, max_bytes: int = MAX_READ_BYTES) -> bytes:
-        where = self._absolute(path)
+        where = self._file(path)
         return await self._executor.read(where, max_bytes)
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        where = self._absolute(path)
+        where = self._file(path)
         if not await self._executor.write(where, data, mode):
             await self._files("write", lambda api: files.write(api, self.container, where, data, mode, self._ids))
 
     async def upload(self, source: Path, path: str) -> None:
-        where = self._absolute(path)
+        where = self._file(path)
         await self._files("upload", lambda api: files.upload(api, self.container, source, where, self._ids))
 
     async def download(self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES) -> None:
-        where = self._absolute(path)
+        where = self._file(path)
         await self._files("download", lambda api: files.download(api, self.container, where, target, max_bytes))
 
     async def start(
@@ -107,12 +110,14 @@ class DockerSandbox:
         return job
 
     async def poll(self, job: str) -> JobStatus:
+        self._check_open()
         running = self._jobs[job]
         ending = running.ending()
         code = ending.exit_code if ending is not None else None
         return JobStatus(code, running.stdout.value(), running.stderr.value())
 
     async def stop(self, job: str) -> None:
+        self._check_open()
         await self._jobs[job].kill()
 
     async def close(self) -> None:
@@ -124,6 +129,7 @@ class DockerSandbox:
     async def _close(self) -> None:
         await self._executor.close()
         await self._remove()
+        self._closed(self)
 
     async def _spawn(
         self,
@@ -133,8 +139,9 @@ class DockerSandbox:
         user: str | None,
         stdin: bytes | None,
     ) -> Running:
-        if self._removing is not None:
-            raise died(self.name, "it was closed")
+        self._check_open()
+        if not argv:
+            raise ValueError("a command needs a program")
         command = Command(list(argv), self._absolute(cwd or "."), dict(env or {}), user or "", stdin)
         spawning = asyncio.ensure_future(self._executor.spawn(command))
         try:
@@ -159,8 +166,18 @@ class DockerSandbox:
         if not task.cancelled():
             task.exception()  # seen: a sandbox that died has nothing left to kill
 
+    def _check_open(self) -> None:
+        if self._removing is not None:
+            raise died(self.name, "it was closed")
+
     def _absolute(self, path: str) -> str:
-        return str(Path(self._workdir) / path)
+        return posixpath.join(self._workdir, path)
+
+    def _file(self, path: str) -> str:
+        self._check_open()
+        if "\0" in path:
+            raise FileNotFoundError(errno.ENOENT, "a path with a null byte", path)
+        return self._absolute(path)
 
     async def _files(self, what: str, function: Callable[[APIClient], T]) -> T:
         try:

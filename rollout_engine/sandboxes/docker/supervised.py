@@ -19,17 +19,21 @@ from rollout_engine.sandboxes.docker.capture import Tail
 from rollout_engine.sandboxes.docker.engine import Engine
 from rollout_engine.sandboxes.docker.failures import died
 from rollout_engine.sandboxes.docker.hijack import STDOUT, Hijacked
-from rollout_engine.sandboxes.docker.running import CannotStart, Command, Ending, Running
+from rollout_engine.sandboxes.docker.running import Command, Ending, Running
+from rollout_engine.sandboxes.files import plain_errors
 
 _RUN, _KILL = 1, 2
 _HELLO, _OUT, _ERR, _EXIT, _FAIL = range(5)
-_STAGE_USER, _STAGE_CWD, _STAGE_EXEC, _STAGE_START = 1, 2, 3, 4
+_STAGE_USER, _STAGE_CWD, _STAGE_EXEC = 1, 2, 3
 _HEAD = struct.Struct("=IBI")
 _COUNTS = struct.Struct("=IIB")
-_ENDING = struct.Struct("=iB")
+_ENDING = struct.Struct("=iBi")
+_GROUP = struct.Struct("=i")
 _FAILURE = struct.Struct("=Bi")
+_SLICE_BYTES = 256 * 1024
 _HELLO_S = 60.0
 _KILL_S = 5.0
+_NAME_CHARS = 500
 MAX_INPUT_BYTES = 64 * 2**20
 """More than this goes by the archive API: the supervisor holds an input in the sandbox's own memory."""
 
@@ -44,7 +48,8 @@ class SupervisedExecutor:
         self._ids = itertools.count(1)
         self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lost: SandboxError | None = None
-        self._listening = asyncio.create_task(self._listen())
+        self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
+        self._tasks = asyncio.create_task(self._listen()), asyncio.create_task(self._talk())
 
     @classmethod
     async def open(
@@ -72,10 +77,12 @@ class SupervisedExecutor:
         return made
 
     async def spawn(self, command: Command) -> Running:
-        return await self._spawn(command, Tail())
+        env = {**self._env, **command.env}
+        argv = [os.fsencode(part) for part in command.argv]
+        return self._order(argv, command.cwd, env, command.user or self._user, command.stdin, Tail())
 
     async def read(self, path: str, max_bytes: int) -> bytes:
-        running = await self._built_in([b"\x01get", os.fsencode(path), b"%d" % max_bytes], None, Tail(max_bytes + 1))
+        running = self._built_in([b"\x01get", os.fsencode(path), b"%d" % max_bytes], None, Tail(max_bytes + 1))
         await self._check(running, path, max_bytes)
         return running.stdout.value()
 
@@ -83,53 +90,62 @@ class SupervisedExecutor:
         """False where the data is too much for this way."""
         if len(data) > MAX_INPUT_BYTES:
             return False
-        running = await self._built_in([b"\x01put", os.fsencode(path), b"%o" % mode], data, Tail())
+        running = self._built_in([b"\x01put", os.fsencode(path), b"%o" % mode], data, Tail())
         await self._check(running, path, 0)
         return True
 
     async def close(self) -> None:
-        self._listening.cancel()
+        for task in self._tasks:
+            task.cancel()
         self._stream.close()
         self._end(died(self._name, "it was closed"))
 
-    async def kill(self, number: int) -> None:
-        await self._send(_KILL, number, b"")
+    def kill(self, number: int, group: int = 0) -> None:
+        """Kills a command's group; `group` names it where the command itself has ended."""
+        if self._lost is None:
+            self._send(_KILL, number, _GROUP.pack(group))
 
-    async def _built_in(self, argv: list[bytes], stdin: bytes | None, stdout: Tail) -> _Supervised:
-        return await self._order(argv, "/", {}, self._user, stdin, stdout)
+    def _built_in(self, argv: list[bytes], stdin: bytes | None, stdout: Tail) -> _Supervised:
+        return self._order(argv, "/", {}, self._user, stdin, stdout)
 
     async def _check(self, running: _Supervised, path: str, max_bytes: int) -> None:
         """A built-in ends with an errno."""
         code = (await running.wait()).exit_code
         if code == errno.EFBIG and max_bytes:
             raise ValueError(f"{path} has more than the {max_bytes} bytes allowed")
-        if code < 0:
-            raise OSError(errno.EINTR, "killed while it was read or written", path)
-        if code:
-            raise OSError(code, os.strerror(code), path)
+        with plain_errors(path):
+            if code:
+                raise OSError(code, os.strerror(code) if code > 0 else "killed while it was read or written", path)
 
-    async def _spawn(self, command: Command, stdout: Tail) -> _Supervised:
-        env = {**self._env, **command.env}
-        argv = [os.fsencode(part) for part in command.argv]
-        return await self._order(argv, command.cwd, env, command.user or self._user, command.stdin, stdout)
-
-    async def _order(
+    def _order(
         self, argv: list[bytes], cwd: str, env: Mapping[str, str], user: str, stdin: bytes | None, stdout: Tail
     ) -> _Supervised:
         if self._lost is not None:
             raise self._lost
         settings = [os.fsencode(f"{name}={value}") for name, value in env.items()]
         parts = [os.fsencode(user), os.fsencode(cwd), *argv, *settings]
-        if not argv or any(b"\0" in part for part in parts):
-            raise ValueError("a command needs a program, and no part of it may hold a NUL byte")
         number = next(self._ids)
-        running = self._commands[number] = _Supervised(self, number, stdout)
+        running = _Supervised(self, number, stdout, (os.fsdecode(argv[0]), cwd, user))
+        if any(b"\0" in part for part in parts):
+            running.cannot_start(_STAGE_EXEC, errno.EINVAL)
+            return running
+        self._commands[number] = running
         counts = _COUNTS.pack(len(argv), len(settings), stdin is not None)
-        await self._send(_RUN, number, counts + b"\0".join(parts) + b"\0" + (stdin or b""))
+        self._send(_RUN, number, counts + b"\0".join(parts) + b"\0", stdin or b"")
         return running
 
-    async def _send(self, kind: int, number: int, payload: bytes) -> None:
-        await self._stream.send(_HEAD.pack(_HEAD.size - 4 + len(payload), kind, number) + payload)
+    def _send(self, kind: int, number: int, payload: bytes, more: bytes = b"") -> None:
+        """Puts a message in line; a cancelled caller can then not leave half of one on the wire."""
+        size = _HEAD.size - 4 + len(payload) + len(more)
+        self._outbox.put_nowait(_HEAD.pack(size, kind, number) + payload)
+        if more:
+            self._outbox.put_nowait(more)
+
+    async def _talk(self) -> None:
+        while True:
+            data = memoryview(await self._outbox.get())
+            for start in range(0, len(data), _SLICE_BYTES):
+                await self._stream.send(data[start : start + _SLICE_BYTES])
 
     async def _listen(self) -> None:
         held = bytearray()
@@ -159,8 +175,8 @@ class SupervisedExecutor:
             return
         del self._commands[number]
         if kind == _EXIT:
-            code, oom = _ENDING.unpack(payload)
-            running.finish(Ending(code, bool(oom)))
+            code, oom, group = _ENDING.unpack(payload)
+            running.finish(Ending(code, bool(oom)), group)
         elif kind == _FAIL:
             running.cannot_start(*_FAILURE.unpack(payload))
 
@@ -187,9 +203,10 @@ class SupervisedExecutor:
 class _Supervised:
     """A command under way at a supervisor."""
 
-    def __init__(self, executor: SupervisedExecutor, number: int, stdout: Tail) -> None:
+    def __init__(self, executor: SupervisedExecutor, number: int, stdout: Tail, names: tuple[str, str, str]) -> None:
         self.stdout, self.stderr = stdout, Tail()
-        self._executor, self._number = executor, number
+        self._executor, self._number, self._names = executor, number, names
+        self._group = 0
         self._done: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> Ending:
@@ -200,22 +217,22 @@ class _Supervised:
 
     async def kill(self) -> None:
         if not self._done.done():
-            await self._executor.kill(self._number)
+            self._executor.kill(self._number)
             await asyncio.wait([self._done], timeout=_KILL_S)
+        elif self._group:
+            self._executor.kill(self._number, self._group)
 
-    def finish(self, ending: Ending) -> None:
+    def finish(self, ending: Ending, group: int = 0) -> None:
+        self._group = group
         if not self._done.done():
             self._done.set_result(ending)
 
     def cannot_start(self, stage: int, error: int) -> None:
-        """A program that is not there is a result, as in a shell; so is one for which no process is left."""
-        reason = os.strerror(error)
-        if stage in (_STAGE_EXEC, _STAGE_START):
-            self.stderr.append(f"cannot run: {reason}\n".encode())
-            self.finish(Ending(127 if error == errno.ENOENT else 126))
-        else:
-            what = "working directory" if stage == _STAGE_CWD else "user"
-            self.lose(CannotStart(f"docker: a command cannot start: {what}: {reason}"))
+        """A result, as in a shell: 127 for a program that is not there, else 126."""
+        program, cwd, user = self._names
+        what = {_STAGE_CWD: f"working directory {cwd}", _STAGE_USER: f"user {user}"}.get(stage, program)
+        self.stderr.append(os.fsencode(f"cannot run: {what[:_NAME_CHARS]}: {os.strerror(error)}\n"))
+        self.finish(Ending(127 if (stage, error) == (_STAGE_EXEC, errno.ENOENT) else 126))
 
     def lose(self, why: Exception) -> None:
         if not self._done.done():

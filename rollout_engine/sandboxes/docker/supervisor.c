@@ -211,6 +211,7 @@ static void child(struct order *order, int in, int out, int err, int report) {
     become(order->user, report);
     for (char **env = order->env; *env; env++) putenv(*env);
     if (chdir(order->cwd)) give_up(report, STAGE_CWD);
+    if (order->argv[0][0] == 1) close(report);
     if (!strcmp(order->argv[0], "\001get")) get(order->argv[1], order->argv[2]);
     if (!strcmp(order->argv[0], "\001put")) put(order->argv[1], order->argv[2]);
     execvp(order->argv[0], order->argv);
@@ -282,11 +283,13 @@ static void ended(struct command *command, int status) {
     struct {
         int32_t code;
         uint8_t oom;
+        int32_t group;
     } __attribute__((packed)) ending;
     for (int stream = 0; stream < 2; stream++)
         for (long left = DRAIN_MAX, size; left > 0 && (size = pump(command, stream)) > 0; left -= size) {}
     ending.code = WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
     ending.oom = ending.code != 0 && oom_kills() > command->oom_kills;
+    ending.group = command->pid;
     command->exited = 1;
     if (read(command->report, &failure, sizeof failure) == sizeof failure)
         send_message(FAIL, command->id, &failure, sizeof failure);
@@ -341,10 +344,21 @@ static void run(uint32_t id, char *at, char *end) {
     free(order.argv), free(order.env);
 }
 
+/* The group of a command that runs, or what an ended one left in `group`, unless a later command has that number. */
+static void kill_group(uint32_t id, const char *at) {
+    int32_t group;
+    memcpy(&group, at, 4);
+    for (size_t i = 0; i < count; i++) {
+        if (commands[i].exited) continue;
+        if (commands[i].id == id) kill(-commands[i].pid, SIGKILL);
+        if (commands[i].pid == group) group = 0;
+    }
+    if (group > 1) kill(-group, SIGKILL);
+}
+
 static void obey(uint8_t kind, uint32_t id, char *at, char *end) {
     if (kind == RUN) run(id, at, end);
-    for (size_t i = 0; kind == KILL && i < count; i++)
-        if (commands[i].id == id && !commands[i].exited) kill(-commands[i].pid, SIGKILL);
+    if (kind == KILL && end - at >= 4) kill_group(id, at);
 }
 
 static void listen_to_engine(void) {
