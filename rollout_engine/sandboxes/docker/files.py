@@ -69,6 +69,9 @@ def read(api: APIClient, container: str, path: str, max_bytes: int) -> bytes:
 
 def write(api: APIClient, container: str, path: str, data: bytes, mode: int, ids: Ids) -> None:
     """Writes a whole file and makes its parents; a link of that name is replaced."""
+    with contextlib.suppress(FileNotFoundError):
+        if _stat(api, container, path).mode & _GO_DIR:
+            raise IsADirectoryError(f"{path} is a directory")
 
     def fill(tar: tarfile.TarFile, name: str) -> None:
         entry = _own(tarfile.TarInfo(name), ids)

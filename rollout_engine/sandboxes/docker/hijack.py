@@ -80,7 +80,8 @@ class Hijacked:
             return
 
     def close(self) -> None:
-        self._writer.close()
+        """At once: what was not sent yet would wait for a reader that may never come."""
+        self._writer.transport.abort()
 
 
 async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -188,7 +188,7 @@ class _PlainRunning:
         else:
             self._head += data
             line, newline, rest = self._head.partition(b"\n")
-            if newline:
+            if newline and line.isdigit():
                 self._pid.set_result(int(line))
                 self.stderr.append(rest)
 

@@ -77,6 +77,7 @@ class DockerSandbox:
         except asyncio.CancelledError:
             self._kill_behind(running)
             raise
+        self._check_open()
         return _result(running, ending, started)
 
     async def read_file(self, path: str, *, max_bytes: int = MAX_READ_BYTES) -> bytes:
