@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -20,6 +21,7 @@ T = TypeVar("T")
 
 CALL_TIMEOUT_S = 120
 """A daemon that does not answer one call for this long counts as failing."""
+_PROBE_S = 10.0
 DEFAULT_HOST = "unix:///var/run/docker.sock"
 
 
@@ -70,9 +72,20 @@ class Engine:
 
     def _dial(self) -> APIClient:
         try:
+            probe(self.address)
             return APIClient(base_url=self.host, timeout=CALL_TIMEOUT_S, max_pool_size=self._threads)
         except Exception as error:
             raise translate(error, f"connect to {self.host}") from error
+
+
+def probe(address: Address) -> None:
+    """Raises OSError where nobody listens; the package `docker` would leave its socket open then."""
+    if address.path is None:
+        socket.create_connection((address.host, address.port), _PROBE_S).close()
+        return
+    with socket.socket(socket.AF_UNIX) as attempt:
+        attempt.settimeout(_PROBE_S)
+        attempt.connect(address.path)
 
 
 def _guarded(function: Callable[[APIClient], T], client: APIClient, what: str) -> T:

@@ -9,6 +9,9 @@ from rollout_engine.errors import SandboxDied, SandboxError, SandboxStartError, 
 
 UNREACHABLE_FIX = "start the Docker daemon, or set DOCKER_HOST to where it listens"
 
+NO_SUBNET_STATUSES = frozenset({400, 403, 404})
+"""How engines of different age refuse a network that names nothing which could be invalid or missing."""
+
 
 class DockerImageMissing(SandboxStartError):
     """The image is not on this node; the engine never pulls by itself."""

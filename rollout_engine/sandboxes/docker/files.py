@@ -161,7 +161,7 @@ def _stat(api: APIClient, container: str, path: str) -> _Stat:
     for _ in range(_MAX_LINKS):
         response = api.head(_url(api, container), params={"path": path}, timeout=api.timeout)
         if response.status_code == 404:
-            raise FileNotFoundError(f"{path} does not exist")
+            raise _absent(api, container, path)
         if response.status_code == 500:  # a file where a folder should be; a container that is gone answers 404
             raise FileNotFoundError(f"{path} cannot be reached")
         _check(response.raise_for_status)
@@ -177,7 +177,7 @@ def _archive(api: APIClient, container: str, path: str, max_bytes: int) -> Itera
     try:
         chunks, _ = api.get_archive(container, path, chunk_size=_CHUNK_BYTES)
     except NotFound as error:
-        raise FileNotFoundError(f"{path} does not exist") from error
+        raise _absent(api, container, path) from error
     with contextlib.closing(chunks):
         reader = io.BufferedReader(_Chunks(chunks, max_bytes + _HEADER_BYTES, path), _CHUNK_BYTES)
         with tarfile.open(fileobj=reader, mode="r|", bufsize=_CHUNK_BYTES) as tar:
@@ -246,6 +246,12 @@ def _send(api: APIClient, container: str, folder: str, spool: IO[bytes]) -> None
         if error.status_code in (400, 500):  # a full disk, or a file and a directory in each other's way
             raise OSError(f"{folder}: {error.explanation}") from error
         raise
+
+
+def _absent(api: APIClient, container: str, path: str) -> FileNotFoundError:
+    """The daemon says 404 for both: raises NotFound where it is the container that is gone."""
+    api.inspect_container(container)
+    return FileNotFoundError(f"{path} does not exist")
 
 
 def _check(raise_for_status: Callable[[], None]) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import tarfile
 import tempfile
 import time
+import uuid
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,8 @@ class Images:
         self._known: dict[str, Image] = {}
         self._used: dict[str, float] = {}
         self._importing = asyncio.Lock()
+        self._preparing: dict[str, asyncio.Lock] = {}
+        self._mine = uuid.uuid4().hex[:8]
 
     async def resolve(self, spec: SandboxSpec) -> Image:
         """Raises DockerImageMissing; SandboxStartError where nothing was named."""
@@ -60,9 +63,21 @@ class Images:
         """After the daemon said that an image is gone."""
         self._known = {tag: known for tag, known in self._known.items() if known.id != image.id}
 
+    def preparing(self, key: str) -> asyncio.Lock:
+        """Held while a task is prepared, so that it is prepared once."""
+        return self._preparing.setdefault(key, asyncio.Lock())
+
+    def prepared(self, key: str) -> str | None:
+        """The tag of a task that is prepared already, and now used again."""
+        tag = self._tag(key)
+        if tag not in self._used:
+            return None
+        self._used[tag] = time.monotonic()
+        return tag
+
     async def commit(self, container: str, key: str, labels: Mapping[str, str]) -> str:
         """Freezes a container's files as a prepared task's image and removes those longest unused."""
-        tag = f"{PREPARED_REPOSITORY}:{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+        tag = self._tag(key)
         config = {"Labels": {**labels, PREPARED: key}}
         repository, name = tag.split(":")
         await self._engine.ask("commit", lambda api: api.commit(container, repository, name, conf=config))
@@ -78,6 +93,10 @@ class Images:
             del self._used[tag]
             self._known.pop(tag, None)
             await self._engine.ask("remove image", partial(remove_image, tag=tag))
+
+    def _tag(self, key: str) -> str:
+        """This provider's own: another's may be removed at any time."""
+        return f"{PREPARED_REPOSITORY}:{self._mine}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
 
     async def _named(self, tag: str) -> Image:
         if tag not in self._known:

@@ -17,7 +17,7 @@ from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
 from rollout_engine.sandboxes.docker import owner, supply
 from rollout_engine.sandboxes.docker.body import Body, limits_enforced, unenforceable
 from rollout_engine.sandboxes.docker.engine import Engine
-from rollout_engine.sandboxes.docker.failures import image_missing, networks_exhausted, translate
+from rollout_engine.sandboxes.docker.failures import NO_SUBNET_STATUSES, image_missing, networks_exhausted, translate
 from rollout_engine.sandboxes.docker.files import Ids, make_folder
 from rollout_engine.sandboxes.docker.images import Image, Images
 from rollout_engine.sandboxes.docker.plain import PlainExecutor
@@ -85,16 +85,19 @@ class DockerProvider:
             raise
 
     async def prepare(self, spec: SandboxSpec, key: str, setup: Callable[[Sandbox], Awaitable[None]]) -> SandboxSpec:
-        """Runs `setup` once in a sandbox and freezes its files; the spec returned starts from them.
+        """Runs `setup` once per `key` in a sandbox and freezes its files; the spec returned starts from them.
 
         A prepared image holds files, not processes, and nothing under a limited disk (`require_limits`).
         """
-        sandbox = await self.open(dataclasses.replace(spec, require_limits=False))
-        try:
-            await setup(sandbox)
-            tag = await self._images.commit(sandbox.container, key, self._labels)
-        finally:
-            await sandbox.close()
+        async with self._images.preparing(key):
+            tag = self._images.prepared(key)
+            if tag is None:
+                sandbox = await self.open(dataclasses.replace(spec, require_limits=False))
+                try:
+                    await setup(sandbox)
+                    tag = await self._images.commit(sandbox.container, key, self._labels)
+                finally:
+                    await sandbox.close()
         return dataclasses.replace(spec, layers=(*spec.layers, tag))
 
     async def reap(self) -> Reaped:
@@ -163,7 +166,9 @@ class DockerProvider:
         try:
             await self._engine.call("create network", lambda api: api.create_network(name, labels=labels))
         except APIError as error:
-            raise networks_exhausted(error) from error
+            if error.status_code in NO_SUBNET_STATUSES:
+                raise networks_exhausted(error) from error
+            raise SandboxStartError(str(translate(error, "create network"))) from error
         return name
 
     async def _create(self, body: Body) -> str:

@@ -14,10 +14,14 @@ import os
 import struct
 from collections.abc import Awaitable, Callable, Mapping
 
+from docker import APIClient
+from docker.errors import APIError, NotFound
+
 from rollout_engine.errors import SandboxError, SandboxStartError
+from rollout_engine.sandboxes.docker import files
 from rollout_engine.sandboxes.docker.capture import Tail
 from rollout_engine.sandboxes.docker.engine import Engine
-from rollout_engine.sandboxes.docker.failures import died
+from rollout_engine.sandboxes.docker.failures import died, translate
 from rollout_engine.sandboxes.docker.hijack import STDOUT, Hijacked
 from rollout_engine.sandboxes.docker.running import Command, Ending, Running
 from rollout_engine.sandboxes.files import plain_errors
@@ -32,6 +36,7 @@ _GROUP = struct.Struct("=i")
 _FAILURE = struct.Struct("=Bi")
 _SLICE_BYTES = 256 * 1024
 _HELLO_S = 60.0
+_BUILT_IN_S = 120.0
 _KILL_S = 5.0
 _NAME_CHARS = 500
 MAX_INPUT_BYTES = 64 * 2**20
@@ -83,16 +88,15 @@ class SupervisedExecutor:
 
     async def read(self, path: str, max_bytes: int) -> bytes:
         running = self._built_in([b"\x01get", os.fsencode(path), b"%d" % max_bytes], None, Tail(max_bytes + 1))
-        await self._check(running, path, max_bytes)
+        if not await self._served(running, path, max_bytes):
+            return await self._archive("read", lambda api: files.read(api, self._container, path, max_bytes))
         return running.stdout.value()
 
     async def write(self, path: str, data: bytes, mode: int) -> bool:
-        """False where the data is too much for this way."""
         if len(data) > MAX_INPUT_BYTES:
             return False
         running = self._built_in([b"\x01put", os.fsencode(path), b"%o" % mode], data, Tail())
-        await self._check(running, path, 0)
-        return True
+        return await self._served(running, path, 0)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -108,14 +112,30 @@ class SupervisedExecutor:
     def _built_in(self, argv: list[bytes], stdin: bytes | None, stdout: Tail) -> _Supervised:
         return self._order(argv, "/", {}, self._user, stdin, stdout)
 
-    async def _check(self, running: _Supervised, path: str, max_bytes: int) -> None:
-        """A built-in ends with an errno."""
-        code = (await running.wait()).exit_code
+    async def _archive(self, what: str, function: Callable[[APIClient], bytes]) -> bytes:
+        try:
+            return await self._engine.call(what, function)
+        except NotFound as error:
+            raise died(self._name) from error
+        except APIError as error:
+            raise translate(error, what) from error
+
+    async def _served(self, running: _Supervised, path: str, max_bytes: int) -> bool:
+        """A built-in ends with an errno. False: no process is left for it, so the archive API must do."""
+        try:
+            async with asyncio.timeout(_BUILT_IN_S):
+                code = (await running.wait()).exit_code
+        except TimeoutError as error:
+            await running.kill()
+            raise SandboxError(f"docker: {self._name}: {path} was not read or written in {_BUILT_IN_S:g} s") from error
+        if running.refused:
+            return False
         if code == errno.EFBIG and max_bytes:
             raise ValueError(f"{path} has more than the {max_bytes} bytes allowed")
         with plain_errors(path):
             if code:
                 raise OSError(code, os.strerror(code) if code > 0 else "killed while it was read or written", path)
+        return True
 
     def _order(
         self, argv: list[bytes], cwd: str, env: Mapping[str, str], user: str, stdin: bytes | None, stdout: Tail
@@ -207,6 +227,7 @@ class _Supervised:
         self.stdout, self.stderr = stdout, Tail()
         self._executor, self._number, self._names = executor, number, names
         self._group = 0
+        self.refused = False
         self._done: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
 
     async def wait(self) -> Ending:
@@ -229,6 +250,7 @@ class _Supervised:
 
     def cannot_start(self, stage: int, error: int) -> None:
         """A result, as in a shell: 127 for a program that is not there, else 126."""
+        self.refused = True
         program, cwd, user = self._names
         what = {_STAGE_CWD: f"working directory {cwd}", _STAGE_USER: f"user {user}"}.get(stage, program)
         self.stderr.append(os.fsencode(f"cannot run: {what[:_NAME_CHARS]}: {os.strerror(error)}\n"))
