@@ -1,4 +1,4 @@
-"""Whether a Docker daemon with the test images answers here; `.ci/docker.py start` makes one."""
+"""The Docker daemon of the tests: whether one answers (`.ci/docker.py start` makes one), and what is left in it."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from docker.errors import DockerException
 from docker.utils import kwargs_from_env
 
 from rollout_engine.sandboxes.docker.engine import Engine, probe
+from rollout_engine.sandboxes.docker.owner import MADE, OWNER, RUN
 
 IMAGES = ("busybox", "pybox")
 
@@ -31,3 +32,22 @@ def missing() -> str | None:
             raise RuntimeError(reason) from error
         return reason
     return None
+
+
+class Daemon:
+    """The daemon as somebody outside of the engine sees it."""
+
+    def __init__(self, api: APIClient) -> None:
+        self.api = api
+
+    def left(self, run: str) -> list[str]:
+        """Names of everything that carries the run's label."""
+        mine = {"label": f"{RUN}={run}"}
+        names = [found["Names"][0] for found in self.api.containers(all=True, filters=mine)]
+        names += [found["Name"] for found in self.api.networks(filters=mine)]
+        names += [found["Name"] for found in self.api.volumes(filters=mine)["Volumes"] or []]
+        images = self.api.images(filters={"label": [MADE, f"{RUN}={run}"]})
+        return names + [str(found["RepoTags"]) for found in images]
+
+    def owned(self) -> int:
+        return len(self.api.containers(all=True, filters={"label": OWNER}))

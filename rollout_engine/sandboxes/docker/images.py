@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import tarfile
 import tempfile
 import time
@@ -20,7 +21,7 @@ from rollout_engine.errors import SandboxStartError
 from rollout_engine.sandboxes.base import SandboxSpec
 from rollout_engine.sandboxes.docker.engine import Engine
 from rollout_engine.sandboxes.docker.failures import image_missing, translate
-from rollout_engine.sandboxes.docker.owner import PREPARED
+from rollout_engine.sandboxes.docker.owner import MADE
 
 IMPORTED = "rollout-imported"
 PREPARED_REPOSITORY = "rollout-prepared"
@@ -37,10 +38,11 @@ class Image(NamedTuple):
 class Images:
     """Finds and makes images; `known` answers again without a call."""
 
-    def __init__(self, engine: Engine, default: str | None, prepared_limit: int) -> None:
+    def __init__(self, engine: Engine, default: str | None, prepared_limit: int, labels: Mapping[str, str]) -> None:
         self._engine, self._default, self._limit = engine, default, prepared_limit
         self._known: dict[str, Image] = {}
         self._used: dict[str, float] = {}
+        self._labels = {**labels, MADE: "1"}
         self._importing = asyncio.Lock()
         self._preparing: dict[str, asyncio.Lock] = {}
         self._mine = uuid.uuid4().hex[:8]
@@ -75,10 +77,10 @@ class Images:
         self._used[tag] = time.monotonic()
         return tag
 
-    async def commit(self, container: str, key: str, labels: Mapping[str, str]) -> str:
+    async def commit(self, container: str, key: str) -> str:
         """Freezes a container's files as a prepared task's image and removes those longest unused."""
         tag = self._tag(key)
-        config = {"Labels": {**labels, PREPARED: key}}
+        config = {"Labels": self._labels}
         repository, name = tag.split(":")
         await self._engine.ask("commit", lambda api: api.commit(container, repository, name, conf=config))
         self._used[tag] = time.monotonic()
@@ -116,13 +118,13 @@ class Images:
         """Imported once per content as far as size and time of change tell it."""
         async with self._importing:
             try:
-                tag = f"{IMPORTED}:{await asyncio.to_thread(_fingerprint, source)}"
+                tag = f"{IMPORTED}:{self._mine}-{await asyncio.to_thread(_fingerprint, source)}"
             except OSError as error:
                 raise SandboxStartError(f"docker: {source} cannot be read: {error}") from error
             try:
                 return await self._named(tag)
             except SandboxStartError:
-                await self._engine.ask("import", lambda api: _import(api, source, tag))
+                await self._engine.ask("import", lambda api: _import(api, source, tag, self._labels))
             return await self._named(tag)
 
 
@@ -144,19 +146,20 @@ def _fingerprint(source: Path) -> str:
     return digest.hexdigest()[:32]
 
 
-def _import(api: APIClient, source: Path, tag: str) -> None:
-    repository, name = tag.split(":")
+def _import(api: APIClient, source: Path, tag: str, labels: Mapping[str, str]) -> None:
     if source.is_file():
         with source.open("rb") as file:
-            _send(api, file, repository, name)
+            _send(api, file, tag, labels)
         return
     with tempfile.TemporaryFile() as spool:
         with tarfile.open(fileobj=spool, mode="w") as tar:
             tar.add(source, arcname=".")
         spool.seek(0)
-        _send(api, spool, repository, name)
+        _send(api, spool, tag, labels)
 
 
-def _send(api: APIClient, file: IO[bytes], repository: str, name: str) -> None:
+def _send(api: APIClient, file: IO[bytes], tag: str, labels: Mapping[str, str]) -> None:
     """The stream's errors come with status 200: what counts is whether the image is there afterwards."""
-    cast("Any", api).import_image_from_data(file, repository=repository, tag=name)
+    repository, name = tag.split(":")
+    changes = [f"LABEL {label}={json.dumps(value)}" for label, value in labels.items()]
+    cast("Any", api).import_image_from_data(file, repository=repository, tag=name, changes=changes)

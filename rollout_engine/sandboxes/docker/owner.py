@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 PREFIX = "rollout-engine"
-OWNER, RUN, HOST, EPOCH, ROLLOUT, PREPARED = (
-    f"{PREFIX}.{name}" for name in ("owner", "run", "host", "epoch", "rollout", "prepared")
+OWNER, RUN, HOST, EPOCH, ROLLOUT, MADE = (
+    f"{PREFIX}.{name}" for name in ("owner", "run", "host", "epoch", "rollout", "made")
 )
 
 

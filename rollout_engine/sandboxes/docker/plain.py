@@ -107,8 +107,9 @@ class PlainExecutor:
         try:
             return await self._engine.hijack(f"/exec/{exec_id}/start", {"Detach": False, "Tty": False})
         except HijackRefused as error:
-            if error.status in (404, 409):
-                raise died(self.name) from error
+            state = await self.state()
+            if not state["Running"]:
+                raise died(self.name, f"its container is {state['Status']}") from error
             raise
 
     async def _call(self, what: str, function: Callable[[APIClient], T]) -> T:

@@ -57,7 +57,7 @@ class DockerProvider:
         self._owner = owner.Owner.me()
         self._labels = owner.labels(self._owner, run, host, epoch)
         self._runtime = runtime
-        self._images = Images(self._engine, image, prepared_limit)
+        self._images = Images(self._engine, image, prepared_limit, self._labels)
         self._supervise, self._supplied, self._supplying = supervise, False, asyncio.Lock()
         self._volume: str | None = None
         self._info: dict[str, Any] | None = None
@@ -95,7 +95,7 @@ class DockerProvider:
                 sandbox = await self.open(dataclasses.replace(spec, require_limits=False))
                 try:
                     await setup(sandbox)
-                    tag = await self._images.commit(sandbox.container, key, self._labels)
+                    tag = await self._images.commit(sandbox.container, key)
                 finally:
                     await sandbox.close()
         return dataclasses.replace(spec, layers=(*spec.layers, tag))

@@ -1,4 +1,4 @@
-"""Removes containers, networks, volumes and prepared images by their labels."""
+"""Removes containers, networks, volumes and made images by their labels."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _reap(api: APIClient, chosen: Callable[[Mapping[str, str]], bool]) -> Reaped
     volumes = [found for found in api.volumes(filters=_FILTER)["Volumes"] or [] if chosen(found["Labels"])]
     for found in volumes:
         remove_volume(api, found["Name"])
-    images = [found for found in api.images(filters={"label": owner.PREPARED}) if chosen(found["Labels"] or {})]
+    images = [found for found in api.images(filters={"label": owner.MADE}) if chosen(found["Labels"] or {})]
     for found in images:
         remove_image(api, found["Id"])
     return Reaped(len(containers), len(networks), len(volumes), len(images))

@@ -8,29 +8,10 @@ import docker_here
 import pytest
 from docker import APIClient
 from docker.utils import kwargs_from_env
+from docker_here import Daemon
 
 from rollout_engine.sandboxes.base import SandboxSpec
 from rollout_engine.sandboxes.docker import DockerProvider, DockerSandbox
-from rollout_engine.sandboxes.docker.owner import OWNER, PREPARED, RUN
-
-
-class Daemon:
-    """The daemon as somebody outside of the engine sees it."""
-
-    def __init__(self, api: APIClient) -> None:
-        self.api = api
-
-    def left(self, run: str) -> list[str]:
-        """Names of everything that carries the run's label."""
-        mine = {"label": f"{RUN}={run}"}
-        names = [found["Names"][0] for found in self.api.containers(all=True, filters=mine)]
-        names += [found["Name"] for found in self.api.networks(filters=mine)]
-        names += [found["Name"] for found in self.api.volumes(filters=mine)["Volumes"] or []]
-        images = self.api.images(filters={"label": [PREPARED, f"{RUN}={run}"]})
-        return names + [str(found["RepoTags"]) for found in images]
-
-    def owned(self) -> int:
-        return len(self.api.containers(all=True, filters={"label": OWNER}))
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import sys
 import time
 
 import pytest
-from conftest import Daemon  # type: ignore[import-not-found]
+from docker_here import Daemon
 
 from rollout_engine.sandboxes.base import SandboxSpec
 from rollout_engine.sandboxes.docker import DockerProvider

@@ -11,12 +11,13 @@ import gc
 import os
 import shutil
 import tarfile
-from collections.abc import AsyncIterator
+import warnings
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Daemon  # type: ignore[import-not-found]
 from docker.errors import APIError
+from docker_here import Daemon
 
 from rollout_engine.errors import InputError, SandboxDied, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes import make_provider
@@ -90,13 +91,16 @@ def make_root(folder: Path) -> None:
         tar.add(folder / "root", arcname=".")
 
 
-async def test_a_tar_and_a_directory_become_images(shared: DockerProvider, tmp_path: Path) -> None:
+async def test_a_tar_and_a_directory_become_images(daemon: Daemon, tmp_path: Path) -> None:
     make_root(tmp_path)
+    provider = DockerProvider(run="imports")
     for spec in (SandboxSpec(directory=str(tmp_path / "root")), SandboxSpec(tar=str(tmp_path / "root.tar"))):
-        async with opened(shared, spec) as sandbox:
+        async with opened(provider, spec) as sandbox:
             assert (await sandbox.exec(["/bin/busybox", "cat", "/data"])).stdout == b"from the directory"
     with pytest.raises(SandboxStartError, match="nowhere"):
-        await shared.open(SandboxSpec(tar="/nowhere.tar"))
+        await provider.open(SandboxSpec(tar="/nowhere.tar"))
+    await provider.close()
+    assert daemon.left("imports") == []
 
 
 @pytest.mark.parametrize("supervise", [True, False])
@@ -192,7 +196,16 @@ class Wire:
             writer.write_eof()
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # the package leaves open what it could not connect
+@pytest.fixture
+def forgiven_sockets() -> Iterator[None]:
+    """The package `docker` leaves a socket that it could not connect to the garbage collector, which warns."""
+    yield
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
+
+
+@pytest.mark.usefixtures("forgiven_sockets")
 @pytest.mark.parametrize("supervise", [True, False])
 async def test_a_daemon_that_dies_is_unavailable(supervise: bool, tmp_path: Path) -> None:
     async with Wire(tmp_path / "d.sock") as wire:
@@ -206,7 +219,6 @@ async def test_a_daemon_that_dies_is_unavailable(supervise: bool, tmp_path: Path
                 await asyncio.wait_for(call, 10)
         await asyncio.wait_for(sandbox.close(), 10)
         await asyncio.wait_for(provider.close(), 10)
-    gc.collect()
     sweeper = DockerProvider(run="cut")
     await sweeper.close()
 
