@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -94,7 +95,16 @@ def _guarded(function: Callable[[APIClient], T], client: APIClient, what: str) -
     except APIError:
         raise
     except (DockerException, RequestException) as error:
-        raise translate(error, what) from error
+        failure = translate(error, what)
+        _let_go(error)
+        raise failure from error
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Frees what the frames of a failed call hold: the package `docker` leaves a socket there that did not connect."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _address(host: str) -> Address:

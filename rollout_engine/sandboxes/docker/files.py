@@ -106,6 +106,15 @@ def upload(api: APIClient, container: str, source: Path, path: str, ids: Ids) ->
     _put(api, container, path, fill, ids)
 
 
+def add_layer(api: APIClient, container: str, source: Path, ids: Ids) -> None:
+    """Copies a folder's or a tar's content over the container's root."""
+    if source.is_dir():
+        upload(api, container, source, "/", ids)
+        return
+    with source.open("rb") as file:
+        _send(api, container, "/", file)
+
+
 def download(api: APIClient, container: str, path: str, target: Path, max_bytes: int) -> None:
     """Copies a file or folder out; links and special files are left behind, a link at `path` itself is refused."""
     made = not target.exists()

@@ -49,7 +49,7 @@ class Images:
 
     async def resolve(self, spec: SandboxSpec) -> Image:
         """Raises DockerImageMissing; SandboxStartError where nothing was named."""
-        tags = [layer for layer in spec.layers if layer.startswith(f"{PREPARED_REPOSITORY}:")]
+        tags = [layer for layer in spec.layers if is_prepared(layer)]
         if tags:
             self._used[tags[-1]] = time.monotonic()
             return await self._named(tags[-1])
@@ -126,6 +126,11 @@ class Images:
             except SandboxStartError:
                 await self._engine.ask("import", lambda api: _import(api, source, tag, self._labels))
             return await self._named(tag)
+
+
+def is_prepared(layer: str) -> bool:
+    """Whether a layer of a spec is the image of a prepared task; it holds everything below it."""
+    return layer.startswith(f"{PREPARED_REPOSITORY}:")
 
 
 def remove_image(api: APIClient, tag: str) -> None:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 # The first line of stderr is the pid inside, which the API does not tell and a kill needs; exec keeps it.
 _HEADED = ["/bin/sh", "-c", 'echo $$ >&2; exec "$@"', "sh"]
 _INSPECT_PAUSES_S = (0.005, 0.02, 0.05, 0.1, 0.2)
-_OOM_COUNTS = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null"
+_OOM_COUNTS = "echo ran; cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null"
 _KILL_S = 10.0
 
 
@@ -62,8 +62,13 @@ class PlainExecutor:
         await self._ask(f"kill -9 -{pid}")
 
     async def was_oom(self) -> bool:
-        """Whether the kernel killed for memory since this was last asked; asked only after a SIGKILL."""
+        """Whether the kernel killed for memory since this was last asked; asked only after a SIGKILL.
+
+        Raises SandboxDied where nothing runs any more: the kill was the whole container's, and the daemon is late.
+        """
         text = await self._ask(_OOM_COUNTS)
+        if not text.startswith(b"ran\n"):
+            raise died(self.name, "its container was killed")
         kills = sum(int(count) for count in re.findall(rb"^oom_kill (\d+)$", text, re.MULTILINE))
         known, self._oom_kills = self._oom_kills, kills
         return kills > known

@@ -7,19 +7,21 @@ import dataclasses
 import logging
 import uuid
 from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from docker import APIClient
 from docker.errors import APIError, NotFound
 
-from rollout_engine.errors import SandboxError, SandboxStartError, SandboxUnavailable
+from rollout_engine.errors import SandboxError, SandboxStartError, SandboxUnavailable, crossing
 from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
 from rollout_engine.sandboxes.docker import owner, supply
 from rollout_engine.sandboxes.docker.body import Body, limits_enforced, unenforceable
 from rollout_engine.sandboxes.docker.engine import Engine
 from rollout_engine.sandboxes.docker.failures import NO_SUBNET_STATUSES, image_missing, networks_exhausted, translate
-from rollout_engine.sandboxes.docker.files import Ids, make_folder
-from rollout_engine.sandboxes.docker.images import Image, Images
+from rollout_engine.sandboxes.docker.files import Ids, add_layer, make_folder
+from rollout_engine.sandboxes.docker.images import Image, Images, is_prepared
 from rollout_engine.sandboxes.docker.plain import PlainExecutor
 from rollout_engine.sandboxes.docker.reaper import Reaped, reap, remove
 from rollout_engine.sandboxes.docker.running import Executor
@@ -146,6 +148,7 @@ class DockerProvider:
         ids = await ids_of(self._engine, container, user)
         if ids != Ids() and not spec.require_limits:
             await self._engine.ask("chown", lambda api: make_folder(api, container, spec.workdir, ids))
+        await self._lay(spec, container, ids)
         executor = await self._executor(body, container, user)
         return DockerSandbox(
             self._engine,
@@ -158,6 +161,15 @@ class DockerProvider:
             remove=lambda: self._remove(name),
             closed=self._open_ones.discard,
         )
+
+    async def _lay(self, spec: SandboxSpec, container: str, ids: Ids) -> None:
+        """Layers that are no prepared image are folders or tars of this host, copied in lowest first."""
+        for layer in spec.layers:
+            if not is_prepared(layer):
+                with crossing(SandboxStartError, f"docker: layer {layer}"):
+                    await self._engine.call(
+                        "layer", partial(add_layer, container=container, source=Path(layer), ids=ids)
+                    )
 
     async def _network(self, spec: SandboxSpec, name: str, labels: dict[str, str]) -> str | None:
         """`bridge` means a network of its own: on the daemon's default one, sandboxes reach each other."""

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import shutil
 import tarfile
-import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -196,16 +194,7 @@ class Wire:
             writer.write_eof()
 
 
-@pytest.fixture
-def forgiven_sockets() -> Iterator[None]:
-    """The package `docker` leaves a socket that it could not connect to the garbage collector, which warns."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-
-
-@pytest.mark.usefixtures("forgiven_sockets")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets that the package could not connect
 @pytest.mark.parametrize("supervise", [True, False])
 async def test_a_daemon_that_dies_is_unavailable(supervise: bool, tmp_path: Path) -> None:
     async with Wire(tmp_path / "d.sock") as wire:
@@ -278,6 +267,19 @@ async def test_prepared_tasks_are_shared_images_bounded_in_number(daemon: Daemon
     assert daemon.left("prep") == []
 
 
+async def test_layers_of_this_host_are_copied_in_lowest_first(shared: DockerProvider, tmp_path: Path) -> None:
+    for layer, names in (("low", "ab"), ("high", "bc")):
+        (tmp_path / layer / "workspace").mkdir(parents=True)
+        for name in names:
+            (tmp_path / layer / "workspace" / name).write_text(layer)
+    with tarfile.open(tmp_path / "high.tar", "w") as tar:
+        tar.add(tmp_path / "high", arcname=".")
+    async with opened(shared, SandboxSpec(layers=(str(tmp_path / "low"), str(tmp_path / "high.tar")))) as sandbox:
+        assert await out(sandbox, "cat a b c") == "lowhighhigh"
+    with pytest.raises(SandboxStartError, match="nowhere"):
+        await shared.open(SandboxSpec(layers=("/nowhere",)))
+
+
 async def test_required_limits_hold_the_disk_too(shared: DockerProvider) -> None:
     spec = SandboxSpec(image="busybox", require_limits=True, disk_bytes=8 * 2**20, inodes=400)
     async with opened(shared, spec) as sandbox:
@@ -298,6 +300,7 @@ async def test_capabilities_say_what_is_there_and_what_to_do(tmp_path: Path) -> 
     assert found.version
     assert "runc" in found.runtimes
     assert found.limits == ("memory", "processes", "cpus")
+    assert found.supervisor
     absent = await capabilities(f"unix://{tmp_path}/none.sock")
     assert not absent.reachable
     assert "DOCKER_HOST" in absent.advice[0]
