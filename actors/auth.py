@@ -1,32 +1,30 @@
 """Ray's token authentication, made explicit: a driver that does not say so cannot join a cluster that has it.
 
-A cluster that we start ourselves gets a token of its own; one that we join is asked with the token that is there.
+A local cluster looks after itself (Ray gives it a token). For one that we join, token mode is switched on where a
+token is found and RAY_AUTH_MODE is not set; where it is set, it is respected.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 MODE, TOKEN, TOKEN_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
 
-def prepare_auth(address: str) -> tuple[str, Callable[[], None]]:
-    """Sets the environment that Ray reads. Returns the address to use and what undoes the change.
+def resolve_address(address: str) -> str:
+    """`auto` is RAY_ADDRESS where that is set (a job's driver has it), else `local`."""
+    return os.environ.get("RAY_ADDRESS") or "local" if address == "auto" else address
 
-    `auto` becomes RAY_ADDRESS where that is set (a job's driver has it), else `local`.
-    """
-    if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or "local"
-    before = {name: os.environ.get(name) for name in (MODE, TOKEN)}
-    if MODE not in os.environ:
-        if address == "local":
-            os.environ[MODE], os.environ[TOKEN] = "token", secrets.token_hex(32)
-        elif has_token():
-            os.environ[MODE] = "token"
-    return address, lambda: _restore(before)
+
+def prepare_auth(address: str) -> Callable[[], None]:
+    """Switches token mode on for a cluster that is joined. Returns what undoes the change of the environment."""
+    before = os.environ.get(MODE)
+    if address != "local" and before is None and has_token():
+        os.environ[MODE] = "token"
+        _reread_ray_config()
+    return lambda: _restore(before)
 
 
 def has_token() -> bool:
@@ -34,9 +32,17 @@ def has_token() -> bool:
     return bool(os.environ.get(TOKEN) or os.environ.get(TOKEN_PATH) or (Path.home() / ".ray" / "auth_token").is_file())
 
 
-def _restore(before: dict[str, str | None]) -> None:
-    for name, value in before.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+def _reread_ray_config() -> None:
+    """Ray reads the mode when it is imported, which has happened by now; a version without this reads it later."""
+    try:
+        from ray._raylet import Config  # type: ignore[attr-defined]
+    except ImportError:
+        return
+    Config.initialize("")
+
+
+def _restore(before: str | None) -> None:
+    if before is None:
+        os.environ.pop(MODE, None)
+    else:
+        os.environ[MODE] = before

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.auth import prepare_auth
+from actors.auth import prepare_auth, resolve_address
 from actors.host import Fault, Opened, RolloutHost
 from rollout_engine.clusters import HostHandle, MakePlan
 from rollout_engine.errors import HostError, HostLost, InputError, describe
 from rollout_engine.exchange import Reply, Request
+from rollout_engine.rollout import finish
 from rollout_engine.version import VERSION
 
 log = logging.getLogger(__name__)
@@ -60,6 +62,10 @@ class RayHandle:
                 await self._actor.stop.remote()
         except (RayError, TimeoutError) as error:
             log.warning("host=%s did not stop by itself: %s", self.host_id, describe(error))
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends the process, if there still is one: a silent host must not wake up beside the one that replaced it."""
         ray.kill(self._actor)
 
 
@@ -75,28 +81,37 @@ class RayCluster:
 
     async def open(self, make_plan: MakePlan, keys: Mapping[str, str]) -> list[HostHandle]:
         self._make_plan, self._keys = make_plan, dict(keys)
-        await asyncio.to_thread(self._connect)
-        nodes = [node_id for node_id in usable_nodes() for _ in range(self._hosts_per_node)]
+        connecting = asyncio.ensure_future(asyncio.to_thread(self._connect))
         try:
+            await asyncio.shield(connecting)
+            nodes = [node_id for node_id in usable_nodes() for _ in range(self._hosts_per_node)]
             return list(await asyncio.gather(*(self._start_host(node_id) for node_id in nodes)))
         except BaseException:
-            await self.close()
+            await finish(self._undo(connecting), HOST_OPEN_S)
             raise
+
+    async def _undo(self, connecting: asyncio.Future[None]) -> None:
+        """A Ray that is being started cannot be stopped half-way: it is let come up, and then ended."""
+        await asyncio.wait({connecting})
+        connecting.exception()  # whoever opened the cluster has it, or has gone
+        await self.close()
 
     def _connect(self) -> None:
         if ray.is_initialized():
             return
-        address, self._restore_auth = prepare_auth(self._address)
+        address = resolve_address(self._address)
         local = address == "local"
         if not local:
             check_reachable(address)
+        self._restore_auth = prepare_auth(address)
         try:
-            ray.init(
-                address=address,
-                include_dashboard=False if local else None,
-                log_to_driver=False,
-                configure_logging=False,
-            )
+            with _quiet():
+                ray.init(
+                    address=address,
+                    include_dashboard=False if local else None,
+                    log_to_driver=False,
+                    configure_logging=False,
+                )
         except Exception as error:
             self._restore_auth()
             raise InputError(
@@ -134,6 +149,7 @@ class RayCluster:
 
     async def replace(self, host_id: str) -> HostHandle | None:
         lost = self._handles.pop(host_id)
+        lost.kill()
         if not await asyncio.to_thread(node_alive, lost.node_id):
             return None
         try:
@@ -156,13 +172,16 @@ def start(address: str, hosts_per_node: int) -> RayCluster:
 
 def usable_nodes() -> list[str]:
     """Ids of the nodes that rollouts may run on: alive and with CPUs (a head is often given none)."""
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    return [node["NodeID"] for node in alive if node["Resources"].get("CPU", 0) > 0]
+    return [node["NodeID"] for node in _alive_nodes() if node["Resources"].get("CPU", 0) > 0]
 
 
 def node_alive(node_id: str) -> bool:
     """Whether Ray still counts on a node."""
-    return any(node["NodeID"] == node_id and node["Alive"] for node in ray.nodes())
+    return any(node["NodeID"] == node_id for node in _alive_nodes())
+
+
+def _alive_nodes() -> list[dict[str, Any]]:
+    return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def check_reachable(address: str) -> None:
@@ -184,6 +203,18 @@ def check_reachable(address: str) -> None:
             where="ray",
             fix="check --ray and RAY_ADDRESS, or use --ray local",
         ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Ray's remarks on how it starts (no SIGTERM handler in a thread, token mode) are not for our users."""
+    logger = logging.getLogger("ray")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _check(opened: Opened | Fault, node_id: str) -> None:

@@ -39,7 +39,7 @@ class Opened(NamedTuple):
     descriptors: int
 
 
-@ray.remote(concurrency_groups={"control": 2})
+@ray.remote(concurrency_groups={"control": 2})  # type: ignore[call-overload]
 class RolloutHost:
     """One per node. `exchange` runs on the host's loop; `nudge` on another, so that it is heard at once."""
 

@@ -6,7 +6,8 @@ Every case answers the same n questions against the same stub server (50 ms, see
 scores each answer with the same regex; it is a process of its own, and checks that every score is 1.0. The cases take
 turns, so that a busy moment of the machine meets them all. Not counted: the start of the interpreter, imports, a
 warm-up of 64 rollouts through the whole path (in the same process, before the meter starts), and the stub server.
-Counted: user + system CPU seconds of the case's process and all of its children.
+Counted: user + system CPU seconds of the case's process and all of its children; of our engine the driver's process
+and the hosts, with Ray's own processes and the end of the run in a line below the table (see engine_case.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.cases import CaseError, model_server, run_case, server_stats
-from benchmarks.measure import machine, median, spread, table
+from benchmarks.measure import machine, median, number, spread, table
 from benchmarks.peers import envs
 from benchmarks.work import IN_FLIGHT, WARM_UP
 
@@ -42,9 +43,9 @@ class Case(NamedTuple):
         return envs.ensure(self.environment) if self.environment else Path(sys.executable)
 
 
-OURS = Case("rollout_engine, Ray", "benchmarks.engine_case", keeps="a row, synced")
 CASES = (
-    OURS,
+    Case("rollout_engine, Ray", "benchmarks.engine_case", keeps="a row, synced"),
+    Case("rollout_engine, Ray, read", "benchmarks.engine_case", ("--read",), keeps="a row, synced"),
     Case("bare aiohttp, uvloop", "benchmarks.peers.bare_aiohttp"),
     Case("bare aiohttp, asyncio", "benchmarks.peers.bare_aiohttp", ("--loop", "asyncio")),
     Case("bare httpx-aiohttp, uvloop", "benchmarks.peers.bare_httpx_aiohttp"),
@@ -90,6 +91,7 @@ def summary(cases: Sequence[Case], records: Sequence[dict[str, Any]]) -> list[di
         rows.append(
             {
                 "what": case.name,
+                "version": next(iter(runs[0]["versions"].values())),
                 "CPU ms / rollout": cpu,
                 "low-high": spread(runs, "cpu_ms_per_rollout"),
                 f"x {cases[0].name}": cpu / base,
@@ -97,9 +99,24 @@ def summary(cases: Sequence[Case], records: Sequence[dict[str, Any]]) -> list[di
                 "most in flight": round(median(runs, "peak_in_flight")),
                 "peak RSS MB": round(median(runs, "max_rss_mb")),
                 "kept": case.keeps,
+                "load": median(runs, "load"),
             }
         )
     return rows
+
+
+def parts(records: Sequence[dict[str, Any]]) -> str:
+    """Where our engine's CPU time went, one line for each of its cases; medians."""
+    ours = [record for record in records if "host_ms_per_rollout" in record]
+    lines = []
+    for name in dict.fromkeys(record["case"] for record in ours):
+        runs = [record for record in ours if record["case"] == name]
+        driver, host, ray, close = (
+            number(median(runs, f"{part}_ms_per_rollout")) for part in ("driver", "host", "ray", "close")
+        )
+        lines.append(f"{name}: driver {driver} + hosts {host} ms; not counted: Ray's own processes {ray} ms,")
+        lines.append(f"  nor the end of the run (final tables, Parquet, leaving Ray), {close} ms of the driver")
+    return "\n".join(lines)
 
 
 def chosen(only: str | None) -> list[Case]:
@@ -129,6 +146,7 @@ def main() -> None:
     print(f"medians of {args.runs} runs. CPU: user + system of the case and all its children, server not counted.")
     print(json.dumps(where), end="\n\n")
     print(table(rows))
+    print(parts(records))
     if args.json:
         args.json.write_text(json.dumps({"machine": where, "summary": rows, "runs": records}, indent=1) + "\n")
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+WINDOW_S = 0.05
+"""Writes begin at least this far apart, so that under load many batches share one sync; the first does not wait."""
 
 
 class Committer(Generic[T]):
@@ -43,21 +47,26 @@ class Committer(Generic[T]):
 
     def _work(self) -> None:
         try:
-            open_ = True
+            open_, next_write = True, 0.0
             while open_:
                 items, open_ = self._gather()
                 if items:
+                    if open_ and (early := next_write - time.monotonic()) > 0:
+                        time.sleep(early)
+                        more, open_ = self._gather(wait=False)
+                        items += more
+                    next_write = time.monotonic() + WINDOW_S
                     self._write(items)
                     self._loop.call_soon_threadsafe(self._done, items)
                 self._idle()
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._failed, error)
 
-    def _gather(self) -> tuple[list[T], bool]:
+    def _gather(self, wait: bool = True) -> tuple[list[T], bool]:
         """Waits for something, then takes all there is; False once the end was seen."""
         items: list[T] = []
         try:
-            item = self._queue.get(timeout=self._idle_s)
+            item = self._queue.get(wait, self._idle_s)
             while item is not None:
                 items.append(item)
                 item = self._queue.get_nowait()

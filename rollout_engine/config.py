@@ -14,6 +14,8 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from rollout_engine.errors import InputError
 from rollout_engine.specs import EnvironmentSpec, Spec
 
+OwnName = Annotated[str, StringConstraints(pattern=r"^[\w.]+:[\w.]+$")]
+"""`module:attribute` of something of the user's own."""
 ModelName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 
 
@@ -21,7 +23,7 @@ class ModelSpec(Spec):
     """One model of a run. `kind` picks the client; the fields of other kinds stay empty."""
 
     name: ModelName
-    kind: Literal["openai", "replay", "scripted"] | Annotated[str, StringConstraints(pattern=r"^[\w.]+:[\w.]+$")]
+    kind: Literal["openai", "replay", "scripted"] | OwnName
     """openai | replay | scripted, or `module:attribute` of your own client factory."""
     model: str | None = None
     """openai: the model's name at its server."""
@@ -168,7 +170,8 @@ class RunConfig(Spec):
     agent: str = "single_turn"
     """single_turn, or `module:attribute` of your own."""
     agent_options: dict[str, Any] = Field(default_factory=dict)
-    sandbox: Literal["auto", "namespace", "docker", "local", "none"] = "auto"
+    sandbox: Literal["auto", "namespace", "docker", "local", "none"] | OwnName = "auto"
+    """auto: namespace, then docker, then local for trusted tasks; none: tasks that need one are refused."""
     environments: dict[str, EnvironmentSpec] = Field(default_factory=dict)
     """Named environments for `env_key`; `name:version` is looked up first as it is, then as `name`."""
     ray: str = "auto"

@@ -91,6 +91,7 @@ class _Peer:
     link: Link
     waiting: bool = False
     starved: bool = False
+    drained: bool = False
     task: asyncio.Task[None] | None = field(default=None)
 
 
@@ -161,10 +162,11 @@ class Driver:
         for submission in self._submissions:
             submission.fail(self._fatal or RunError("the engine was closed before this submission was done"))
 
-    def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         task = self._loop.create_task(self._guard(work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _guard(self, work: Coroutine[object, object, None]) -> None:
         """A background task that fails ends the run; it is never lost."""
@@ -184,6 +186,7 @@ class Driver:
             for submission in self._submissions:
                 submission.fail(error)
             self._over.set()
+            self._changed.set()
 
     @property
     def fatal(self) -> BaseException | None:
@@ -202,7 +205,7 @@ class Driver:
             submission.fail(self._fatal)
             return
         self._submissions.append(submission)
-        self._spawn(self._plan(submission), "plan")
+        submission.planning = self._spawn(self._plan(submission), "plan")
 
     def cancel(self, keys: Iterable[int]) -> None:
         """Ends rollouts by the user's word: each gets a `cancelled` row."""
@@ -216,13 +219,20 @@ class Driver:
         """Starts nothing more, lets what runs end and commits it. Returns when that is done."""
         self._draining = True
         self._poke()
-        while any(peer.link.running for peer in self._peers.values()) and not self._over.is_set():
+        while not all(peer.drained for peer in self._peers.values()) and not self._over.is_set():
             self._changed.clear()
             await self._changed.wait()
 
-    def cancel_submission(self, submission: Submission) -> None:
-        """Nobody waits for these tasks any more."""
+    def leave(self, submission: Submission) -> None:
+        """Nobody reads it any more: what has not ended is cancelled, and what was not read holds nobody up."""
+        submission.stream = None
+        if submission in self._submissions:
+            self._submissions.remove(submission)
+        if submission.done.is_set():
+            return
         submission.exhausted = True
+        if submission.planning is not None:
+            submission.planning.cancel()
         keys = [
             key
             for slot, opened in self._planner.open.items()
@@ -230,6 +240,7 @@ class Driver:
             for key in range(slot * self.space.per_slot, (slot + 1) * self.space.per_slot)
         ]
         self.cancel(keys)
+        submission.settle()
 
     # -- planning -----------------------------------------------------------------------------------------------
 
@@ -237,14 +248,19 @@ class Driver:
         try:
             while not submission.exhausted:
                 await self._room_to_plan()
-                tasks = await submission.source.take()
+                tasks = await submission.feed.take()
                 if not tasks:
                     break
                 for task in tasks:
+                    if self._scheduler.pending >= self.config.plan_ahead:
+                        self._poke()
+                        await self._room_to_plan()
                     self._add(task, submission)
                 self._poke()
         except Exception as error:
             submission.error = error
+        finally:
+            await submission.feed.close()
         submission.exhausted = True
         submission.settle()
 
@@ -261,8 +277,6 @@ class Driver:
             submission.open_slots += 1
         for tries in groups:
             self._scheduler.add_group(tries)
-        if self._spent:
-            self._give_up(self._scheduler.drop_all(), _SPENT)
         self._bury()
 
     # -- serving hosts ------------------------------------------------------------------------------------------
@@ -282,6 +296,8 @@ class Driver:
             limits = self._limits(peer)
             reply = await self._exchange(peer, limits)
             if reply is not None:
+                # A host that is told to start nothing and runs nothing has sent every row that it will have.
+                peer.drained = limits.paused and not reply.running
                 self._take_in(peer, reply)
 
     async def _exchange(self, peer: _Peer, limits: HostLimits) -> Reply | None:
@@ -336,7 +352,8 @@ class Driver:
         counts = self._scheduler.in_flight_on[host]
         waiting = self._waiting_calls.get(host, {})
         leases: dict[str, Lease] = {}
-        peer.starved, wait_s = False, HEARTBEAT_S
+        # A new host says at once how much fits on it; until then it is granted nothing.
+        peer.starved, wait_s = False, HEARTBEAT_S if peer.link.stats else 0.0
         for index, name in enumerate(self.config.model_names):
             permits, tokens = -1, -1.0
             if name in self._permits:
@@ -459,10 +476,12 @@ class Driver:
             return
         self._spent = True
         self._note(f"the budget of ${limit:g} is spent: what has not started is cancelled")
-        self._give_up(self._scheduler.drop_all(), _SPENT)
+        self._bury()
 
     def _bury(self) -> None:
-        """Rollouts of models whose breaker has given up get their rows."""
+        """What may not start any more gets its rows: of models whose breaker has given up, or of a spent budget."""
+        if self._spent and self._scheduler.pending:
+            self._give_up(self._scheduler.drop_all(), _SPENT)
         for model in self._scheduler.dead_models():
             breaker = self._scheduler.breakers[model]
             name = self.config.model_names[model]
@@ -520,6 +539,8 @@ class Driver:
         failure = Failure(Boundary.HOST, "HostLost", "its host was lost too often", retryable=True)
         self._give_up(lost.given_up, failure)
         self._give_up(lost.cancelled, None)
+        self._bury()
+        self._changed.set()
         self._poke()
 
     # -- the clock ----------------------------------------------------------------------------------------------

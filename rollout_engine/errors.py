@@ -209,13 +209,18 @@ class ExecTimeout(RolloutEngineError):
 
 
 def clip(text: str) -> str:
-    """Bounds a message that goes into a row."""
-    return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
+    """Bounds a message that goes into a row, and replaces lone surrogates, which no UTF-8 column can hold."""
+    text = text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def describe(error: BaseException) -> str:
-    """One line for a row: the message, or the type where the message is empty."""
-    return clip(str(error) or type(error).__name__)
+    """The message for a row, or the type where the message is empty or cannot be made (user code raises anything)."""
+    try:
+        text = str(error)
+    except Exception:
+        text = ""
+    return clip(text or type(error).__name__)
 
 
 def failure_of(error: BaseException, boundary: Boundary = Boundary.HOST) -> Failure:

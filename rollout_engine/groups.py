@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rollout_engine import estimators
 from rollout_engine.config import RewardSpec
 from rollout_engine.estimators import Bools, Floats, Ints
-from rollout_engine.schema import METADATA
+from rollout_engine.schema import METADATA, group_ids
 from rollout_engine.scores import Kind, Scores
 
 GROUPS = pa.schema(
@@ -121,15 +120,12 @@ def groups_table(scores: Scores, spec: RewardSpec) -> pa.Table:
     with np.errstate(over="ignore", invalid="ignore"):
         columns = group_columns(scores, measure(scores, spec), spec)
     n, m = len(scores.task_ids), len(scores.models)
-    rounds = pa.array(np.repeat(scores.rounds, m), pa.int32())
-    tasks = scores.task_ids.take(pa.array(np.repeat(np.arange(n), m)))
-    models = pa.array(list(scores.models), pa.string()).take(pa.array(np.tile(np.arange(m), n)))
     names = {
-        "group_id": pc.binary_join_element_wise(rounds.cast(pa.string()), models, tasks, "/"),
-        "round": rounds,
-        "task_id": tasks,
-        "model": models,
+        "round": pa.array(np.repeat(scores.rounds, m), pa.int32()),
+        "task_id": scores.task_ids.take(pa.array(np.repeat(np.arange(n), m))),
+        "model": pa.array(list(scores.models), pa.string()).take(pa.array(np.tile(np.arange(m), n))),
     }
+    names["group_id"] = group_ids(pa.table(names))
     return pa.table([names.get(f.name, arrow(columns.get(f.name), f.type)) for f in GROUPS], schema=GROUPS)
 
 

@@ -137,9 +137,10 @@ class Host:
         """Cancels what runs, removes every sandbox and closes every connection, in bounded time."""
         self._closing = True
         tasks = [entry.task for entry in self._held.values() if entry.task is not None]
-        for task in [*tasks, *([self._watch] if self._watch else [])]:
-            if task is not asyncio.current_task():
-                task.cancel()
+        if self._watch is not None and self._watch is not asyncio.current_task():
+            tasks.append(self._watch)
+        for task in tasks:
+            task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_S)
         if self._traces is not None:
@@ -306,7 +307,7 @@ class Host:
             return
         try:
             where = await asyncio.to_thread(self._traces.write, record.turns)
-        except OSError as error:
+        except Exception as error:  # the disk refuses, or an agent's turns fit no table: the outbox finds that out
             log.warning("host=%s could not write a trace, sending it inline: %s", self.plan.host_id, error)
             return
         record.trace_file, record.trace_offset, record.trace_sha256 = where
@@ -332,11 +333,16 @@ class Host:
             return
         entry.cancelled = True
         if entry.task is not None:
-            entry.task.cancel()
+            # Not before its first step: a coroutine that was never entered could not make its row.
+            self._loop.call_soon(self._interrupt, entry)
         else:
             record = self._unstarted(entry.spec)
             record.cancel()
             self._finish(entry, record)
+
+    def _interrupt(self, entry: _Entry) -> None:
+        if entry.task is not None and not entry.ended:
+            entry.task.cancel()
 
     def _unstarted(self, spec: RolloutSpec) -> RolloutRecord:
         record = new_record(spec, time.time())

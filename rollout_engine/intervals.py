@@ -21,7 +21,7 @@ SMALL = 10
 RESAMPLES = 999
 """With (RESAMPLES + 1) * 0.025 whole, the limits of a 95 % interval are order statistics."""
 CHUNK_PRODUCTS = 250_000
-"""Multiplications of one chunk of resamples: they stay in cache, and BLAS wakes no threads (which cost 2-9x the CPU)."""
+"""Multiplications of one chunk of resamples: they fit the cache, and BLAS wakes no threads for them (2-9x the CPU)."""
 Singles: TypeAlias = npt.NDArray[np.float32]
 _SEED = 20_240_915
 _MAX_DF = 1e6  # beyond it Student's t is the normal to six digits, and log-gamma differences lose theirs

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from rollout_engine.config import HostSpec
+from rollout_engine.errors import describe
 from rollout_engine.schema import records_to_batch
-from rollout_engine.types import RolloutRecord, Turn
+from rollout_engine.types import Boundary, Failure, RolloutRecord, Turn
 
 ROW_BYTES = 400
 """About what a row without turns weighs."""
@@ -63,23 +64,45 @@ class Outbox:
         size = self._spec.max_batch_rows
         for start in range(0, len(self._rows), size):
             self._seq += 1
-            batch = records_to_batch(self._rows[start : start + size])
+            batch = _to_batch(self._rows[start : start + size])
             self._batches[self._seq] = (batch, batch.nbytes)
             self._batch_bytes += batch.nbytes
         self._rows, self._row_bytes, self.oldest = [], 0, None
         return tuple((seq, batch) for seq, (batch, _) in self._batches.items() if seq > received_seq)
 
 
+def _to_batch(rows: list[RolloutRecord]) -> pa.RecordBatch:
+    """The rows as a table; one that an agent's turns do not fit fails alone."""
+    try:
+        return records_to_batch(rows)
+    except Exception:
+        return pa.concat_batches([_row(record) for record in rows])
+
+
+def _row(record: RolloutRecord) -> pa.RecordBatch:
+    try:
+        return records_to_batch([record])
+    except Exception as error:
+        record.turns, record.final_answer = [], None
+        record.fail(Failure(Boundary.AGENT, type(error).__name__, f"no table holds its turns: {describe(error)}"))
+        return records_to_batch([record])
+
+
 def turns_bytes(turns: list[Turn]) -> int:
-    """About how much the turns of a rollout weigh in a table."""
-    size = 0
-    for turn in turns:
-        completion = turn.completion
-        for tokens in (completion.prompt_token_ids, completion.completion_token_ids, completion.logprobs):
-            size += 4 * len(tokens) if tokens else 0
-        for message in turn.messages:
-            content = message.get("content")
-            size += len(content) if isinstance(content, str) else 64
-            if len(message) > 2:
-                size += len(str(message.get("tool_calls") or ""))
+    """About how much the turns of a rollout weigh in a table; 0 where an agent made them of something else."""
+    try:
+        return sum(map(_turn_bytes, turns))
+    except (AttributeError, TypeError):
+        return 0
+
+
+def _turn_bytes(turn: Turn) -> int:
+    size, completion = 0, turn.completion
+    for tokens in (completion.prompt_token_ids, completion.completion_token_ids, completion.logprobs):
+        size += 4 * len(tokens) if tokens else 0
+    for message in turn.messages:
+        content = message.get("content")
+        size += len(content) if isinstance(content, str) else 64
+        if len(message) > 2:
+            size += len(str(message.get("tool_calls") or ""))
     return size

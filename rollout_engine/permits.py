@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 
 from rollout_engine.exchange import Demand, Lease
@@ -40,9 +41,10 @@ class Permits:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self.release()
+                self._give_back()
             else:
-                self._waiters.remove(waiter)
+                with contextlib.suppress(ValueError):  # a wake-up meanwhile has passed over it
+                    self._waiters.remove(waiter)
             raise
 
     def release(self) -> None:
@@ -58,6 +60,12 @@ class Permits:
         self.in_use += 1
         if self._tokens >= 1:
             self._tokens -= 1
+
+    def _give_back(self) -> None:
+        """A call was let in and never started."""
+        if self._tokens >= 0:
+            self._tokens += 1
+        self.release()
 
     def _wake(self) -> None:
         while self._waiters and self._free:

@@ -24,7 +24,7 @@ def prepare(body: bytes, config: RunConfig) -> PreparedTask:
     start_s, verify_s = own.start_s or run.start_s, own.verify_s or run.verify_s
     return PreparedTask(
         task=task,
-        verifier=make_verifier(task.verifier or {}),
+        verifier=make_verifier(task.verifier or {}, timeout_s=verify_s),
         sandbox=sandbox_spec(task, task.environment, task.task_id) if task.needs_sandbox else None,
         limits=limits,
         start_s=start_s,

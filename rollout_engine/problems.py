@@ -16,6 +16,8 @@ from rollout_engine.plugins import did_you_mean
 M = TypeVar("M", bound=BaseModel)
 Path = tuple[str | int, ...]
 
+MAX_PROBLEMS = 20
+"""A check stops after this many problems, and lists them in one error."""
 MAX_FOUND_CHARS = 60
 """How much of a wrong value a message repeats."""
 MAX_NAMED_FIELDS = 40
@@ -42,10 +44,10 @@ _KINDS: dict[str, str] = {
     "string_too_short": "text of at least {min_length} characters",
     "string_too_long": "text of at most {max_length} characters",
     "too_short": "a list of at least {min_length}",
-    "greater_than": "greater than {gt}",
-    "greater_than_equal": "at least {ge}",
-    "less_than": "less than {lt}",
-    "less_than_equal": "at most {le}",
+    "greater_than": "greater than {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "less than {lt:g}",
+    "less_than_equal": "at most {le:g}",
 }
 
 
@@ -74,6 +76,17 @@ def checked(model: type[M], data: Any, root: str = "") -> M:
     except ValidationError as error:
         first = problems_of(error, model, data)[0]
         raise InputError(first.message, dotted((root, *first.path) if root else first.path), first.fix) from error
+
+
+def all_of(problems: Sequence[InputError], limit: int = MAX_PROBLEMS) -> InputError:
+    """One error that lists several; `limit` is where whoever collected them would have stopped."""
+    first, *others = problems[:limit]
+    if not others:
+        return first
+    fix = f"\n  {first.fix}" if first.fix else ""
+    rest = "".join(f"\n{problem}" for problem in others)
+    many = f"{len(others) + 1} problems" + (", and there may be more" if len(problems) >= limit else "")
+    return InputError(f"{first.message}{fix}{rest}", first.where, f"({many})")
 
 
 def problems_of(error: ValidationError, model: type[BaseModel], data: Any) -> list[Problem]:
@@ -137,7 +150,7 @@ def _problem(path: Path, details: list[ErrorDetails], model: type[BaseModel]) ->
         return Problem(path, "a required field is missing")
     if detail["type"] == "extra_forbidden":
         names = fields_at(model, path[:-1])
-        near = did_you_mean(str(path[-1]), names)
+        near = did_you_mean(str(path[-1]), names).strip()
         return Problem(path, "unknown field", near or f"known fields: {', '.join(names[:MAX_NAMED_FIELDS])}")
     if detail["type"] == "value_error":
         return Problem(path, detail["msg"].removeprefix("Value error, "))

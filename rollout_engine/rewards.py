@@ -171,5 +171,5 @@ def _slot_reasons(
             found.append("validity is unknown")
         return "; ".join(found) or None
 
-    counts = np.stack([groups.valid, groups.verifier_errors], axis=-1).reshape(len(no_limits), -1)
+    counts = np.stack([groups.valid, groups.verifier_errors], axis=-1).reshape(len(no_limits), 2 * len(scores.models))
     return texts(np.column_stack([no_limits, np.isnan(parts.validity), counts]), text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -151,12 +152,10 @@ class Rollout:
         deadline = loop.time() + self._prepared.deadline_s - min(record.queue_s, self._resources.config.limits.queue_s)
         try:
             await self._phases(deadline)
-        except asyncio.CancelledError:
-            raise
-        except InfraError as error:
-            record.fail(failure_of(error))
         # A SystemExit that escaped would end the host's loop and with it every other rollout.
         except BaseException as error:
+            if _asked_to_end(error):
+                raise
             record.fail(failure_of(error, _BOUNDARY_OF_PHASE.get(self.phase, Boundary.HOST)))
         finally:
             self._free_slot()
@@ -170,22 +169,29 @@ class Rollout:
         try:
             async with limit:
                 began = loop.time()
-                if self._prepared.sandbox is not None:
-                    await self._start(self._prepared.sandbox)
-                started = loop.time()
-                record.start_s = started - began
-                await self._work(deadline)
-                worked = loop.time()
-                record.agent_s = worked - started
+                try:
+                    if self._prepared.sandbox is not None:
+                        await self._start(self._prepared.sandbox)
+                finally:
+                    started = loop.time()
+                    record.start_s = started - began
+                try:
+                    await self._work(deadline)
+                finally:
+                    worked = loop.time()
+                    record.agent_s = worked - started
                 self._free_slot()
-                await self._verify()
-                record.verify_s = loop.time() - worked
+                try:
+                    await self._verify()
+                finally:
+                    record.verify_s = loop.time() - worked
         except TimeoutError:
-            if loop.time() < deadline:
+            if not limit.expired():
                 raise
-            raise DeadlineError(
-                f"no verdict within {self._prepared.deadline_s:g} s; was in phase {self.phase}"
-            ) from None
+            raise self._past_deadline() from None
+
+    def _past_deadline(self) -> DeadlineError:
+        return DeadlineError(f"no verdict within {self._prepared.deadline_s:g} s; was in phase {self.phase}")
 
     # -- sandbox ------------------------------------------------------------------------------------------------
 
@@ -226,17 +232,26 @@ class Rollout:
         limit = asyncio.timeout_at(ends)
         try:
             async with limit:
-                reason = await self._resources.agent.run(task, bound, self._sandbox, limits, record.turns.append)
+                reason = await self._resources.agent.run(task, bound, self._sandbox, limits, self._on_turn)
         except LimitReached as error:
             reason = error.reason
         except TimeoutError:
-            if not limit.expired() or ends == deadline:
+            if not limit.expired():
                 raise
+            if ends == deadline:
+                raise self._past_deadline() from None
             reason = self._out_of_time()
+        if not isinstance(reason, StopReason):
+            raise TypeError(f"the agent returned {reason!r:.200}, not a StopReason")
         record.stop_reason = reason.value
         done = reason is StopReason.FINISHED
         record.status = (Status.COMPLETED if done else Status.TRUNCATED).value
         record.final_answer = final_answer(record.turns)
+
+    def _on_turn(self, turn: Turn) -> None:
+        if not isinstance(turn, Turn):
+            raise TypeError(f"on_turn takes a Turn, not {type(turn).__name__}")
+        self.record.turns.append(turn)
 
     def _out_of_time(self) -> StopReason:
         """The agent's time is over. Without a single answer it was the model that hung, not the agent that was slow."""
@@ -256,21 +271,29 @@ class Rollout:
             async with self._resources.verifying, _phase_limit(prepared.verify_s, late):
                 score = await prepared.verifier.verify(prepared.task, trajectory, self._sandbox)
             self._score(score)
-        except (InfraError, asyncio.CancelledError):
-            raise
         # User code may raise anything, SystemExit included: all of it is the verifier's own failure.
         except BaseException as error:
+            if isinstance(error, InfraError) or _asked_to_end(error):
+                raise
             self._no_score(error)
 
     def _score(self, score: Score) -> None:
-        value = float(score.value)
-        if value - value != 0.0:
-            raise VerifierBadReturn(f"the verifier returned {value}")
+        if not isinstance(score, Score):
+            raise VerifierBadReturn(f"the verifier returned {score!r:.200}, not a Score")
+        try:
+            value = float(score.value)
+            components = {str(name): float(part) for name, part in score.components.items()}
+        except (TypeError, ValueError, AttributeError) as error:
+            raise VerifierBadReturn(f"the verifier returned {score!r:.200}: {error}") from error
+        if not (math.isfinite(value) and all(map(math.isfinite, components.values()))):
+            raise VerifierBadReturn(f"the verifier returned {score!r:.200}, which is not finite")
+        if not isinstance(score.passed, bool | None):
+            raise VerifierBadReturn(f"the verifier returned passed = {score.passed!r:.200}")
         record = self.record
         record.score = value
         threshold = self._resources.config.rewards.pass_threshold
         record.passed = score.passed if score.passed is not None else value >= threshold
-        record.score_components = dict(score.components)
+        record.score_components = components
 
     def _no_score(self, error: BaseException) -> None:
         """The score is null, unless the task declared that its verifier's errors count as zero."""
@@ -286,6 +309,12 @@ class Rollout:
 
 def _nothing() -> None:
     return None
+
+
+def _asked_to_end(error: BaseException) -> bool:
+    """Whether this is a cancellation of the rollout itself; user code may raise a CancelledError of its own."""
+    task = asyncio.current_task()
+    return isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling() > 0
 
 
 _BOUNDARY_OF_PHASE = {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,63 +12,61 @@ import pyarrow as pa
 from rollout_engine.specs import Task
 from rollout_engine.stream import Stream
 
-CHUNK_TASKS = 256
-"""Tasks taken from a source at once."""
-CHUNK_S = 0.05
-"""A slow source is not waited for longer than this once it has given a task."""
+QUEUED_TASKS = 256
+"""Tasks that wait between a caller's event loop and the driver's."""
 
 
-class TaskSource(Protocol):
+class TaskFeed(Protocol):
     """Where a submission's tasks come from."""
 
     async def take(self) -> list[Task]:
-        """Some tasks; an empty list is the end."""
+        """Some tasks; an empty list is the end. Raises what the source raised, after the tasks before it."""
+        ...
+
+    async def close(self) -> None:
+        """No more tasks are wanted."""
         ...
 
 
-class IteratorSource:
-    """A plain iterator, pulled in a thread because it may block."""
+class ChunkFeed:
+    """Tasks that the driver's own loop reads."""
 
-    def __init__(self, tasks: Iterator[Task]) -> None:
-        self._tasks = tasks
+    def __init__(self, chunks: AsyncGenerator[list[Task], None]) -> None:
+        self._chunks = chunks
 
     async def take(self) -> list[Task]:
-        return await asyncio.to_thread(self._chunk)
+        return await anext(self._chunks, [])
 
-    def _chunk(self) -> list[Task]:
-        chunk: list[Task] = []
-        ends = 0.0
-        for task in self._tasks:
-            ends = ends or time.monotonic() + CHUNK_S
-            chunk.append(task)
-            if len(chunk) >= CHUNK_TASKS or time.monotonic() > ends:
-                break
-        return chunk
+    async def close(self) -> None:
+        await self._chunks.aclose()
 
 
-class FeedSource:
-    """Tasks that arrive from another event loop: `feed` is called on the driver's loop, and waits for room."""
+class QueueFeed:
+    """Tasks that arrive from another event loop: `put` is called on the driver's loop, and waits for room."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[Task | BaseException | None] = asyncio.Queue(CHUNK_TASKS)
+        self._queue: asyncio.Queue[Task | BaseException | None] = asyncio.Queue(QUEUED_TASKS)
         self._ended = False
+        self._error: BaseException | None = None
 
-    async def feed(self, item: Task | BaseException | None) -> None:
+    async def put(self, item: Task | BaseException | None) -> None:
         """One task, an error to end with, or None: the end."""
         await self._queue.put(item)
 
     async def take(self) -> list[Task]:
-        if self._ended:
-            return []
-        items = [await self._queue.get()]
-        while not self._queue.empty():
-            items.append(self._queue.get_nowait())
-        tasks = [item for item in items if isinstance(item, Task)]
-        self._ended = len(tasks) < len(items)
-        for item in items:
-            if isinstance(item, BaseException):
-                raise item
+        tasks: list[Task] = []
+        while not self._ended and not (tasks and self._queue.empty()):
+            item = await self._queue.get()
+            if isinstance(item, Task):
+                tasks.append(item)
+            else:
+                self._ended, self._error = True, item
+        if not tasks and self._error is not None:
+            raise self._error
         return tasks
+
+    async def close(self) -> None:
+        self._ended = True
 
 
 @dataclass(eq=False, slots=True)
@@ -77,15 +74,14 @@ class Submission:
     """One stream of tasks of one round."""
 
     round: int
-    source: TaskSource
+    feed: TaskFeed
     stream: Stream[pa.RecordBatch] | None = None
     """Where its committed rows go; None: nobody reads them."""
-    total: int | None = None
-    """Tasks in the source, where known."""
     open_slots: int = 0
     exhausted: bool = False
     error: BaseException | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
+    planning: asyncio.Task[None] | None = None
 
     def settle(self) -> None:
         """Ends the stream once everything that was planned has its row."""
@@ -95,7 +91,9 @@ class Submission:
                 self.stream.end(self.error)
 
     def fail(self, error: BaseException) -> None:
-        """The run is over for this submission."""
+        """The run is over for this submission, unless it was done before."""
+        if self.done.is_set():
+            return
         self.error, self.exhausted = error, True
         self.done.set()
         if self.stream is not None:

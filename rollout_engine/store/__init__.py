@@ -3,7 +3,7 @@
 from rollout_engine.store.compact import Compaction
 from rollout_engine.store.epochs import Epoch, EpochRecord
 from rollout_engine.store.files import write_table
-from rollout_engine.store.ledger import Dense, Ledger, RowKind
+from rollout_engine.store.ledger import Dense, Ledger
 from rollout_engine.store.planfile import PlanEntry
 from rollout_engine.store.planlog import PlanLog
 from rollout_engine.store.rundir import RunDir, RunWriter, create_run, open_run, read_rollouts, read_turns
@@ -18,7 +18,6 @@ __all__ = [
     "Ledger",
     "PlanEntry",
     "PlanLog",
-    "RowKind",
     "RunDir",
     "RunInfo",
     "RunStatus",

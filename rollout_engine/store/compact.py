@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
@@ -50,7 +51,7 @@ class Compaction(NamedTuple):
     turns: int
     parts: int
     missing_traces: tuple[str, ...]
-    """Errors of trace files that could not be read: these rollouts have no rows in `turns`. At most 100 are kept."""
+    """Rollouts that have no rows in `turns` because their trace cannot be read, and why. At most 100 are kept."""
 
 
 class PartSet(NamedTuple):
@@ -69,10 +70,11 @@ def compact(
     check: Callable[[], None] = lambda: None,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Compaction:
-    """Rewrites the Parquet tables from the log. `check` is called before they replace the old ones.
+    """Rewrites the Parquet tables from the log. `check` is called first, and before they replace the old ones.
 
     Raises RunError where the log is damaged or the disk full; the old tables stay then.
     """
+    check()
     source = log_sizes(layout)
     with new_set(layout) as directory, TraceReader(layout.traces) as traces:
         parts = _Parts(directory, run_id, traces)
@@ -106,10 +108,12 @@ def current_parts(layout: Layout, name: str) -> PartSet | None:
         known = manifest["schema_version"] == SCHEMA_VERSION
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if not known or log_sizes(layout) not in (sizes, {}):
+    log = log_sizes(layout)
+    if not known or log not in (sizes, {}):
         return None
     directory = locate(layout, name)
-    return PartSet(made, tuple(directory / _part(number) for number in range(parts)))
+    paths = tuple(directory / _part(number) for number in range(parts))
+    return PartSet(made, paths) if not log or all(path.exists() for path in paths) else None
 
 
 def _part(number: int) -> str:
@@ -140,12 +144,9 @@ def _chunks(batches: Iterator[pa.RecordBatch], traces: TraceReader, limit: int) 
 def _row_bytes(batch: pa.RecordBatch, traces: TraceReader) -> Ints:
     """The size of each row: its part of the batch, and its trace."""
     sizes = np.full(len(batch), batch.nbytes // len(batch) + 1, np.int64)
-    files, offsets = batch.column("trace_file"), batch.column("trace_offset")
-    for row in np.flatnonzero(files.is_valid().to_numpy(zero_copy_only=False)).tolist():
-        try:
-            sizes[row] += traces.size(files[row].as_py(), offsets[row].as_py() or 0)
-        except RunError:
-            continue  # it is said when the trace is read
+    for row, file, offset in _traced(batch):
+        with suppress(RunError):  # it is said when the trace is read
+            sizes[row] += traces.size(file, offset)
     return sizes
 
 
@@ -161,10 +162,11 @@ class _Parts:
         rollouts = pa.Table.from_batches(
             [log_to_rollouts(batch, self._run_id, ROLLOUTS.names) for batch in batches], ROLLOUTS
         )
-        turns = pa.Table.from_batches([turn for batch in batches for turn in self._turns_of(batch)], TURNS)
+        rows = [turns for batch in batches for turns in turns_of(batch, self._traces, self._miss)]
         self._put("rollouts", rollouts, max(len(rollouts), 1))
         del rollouts
-        turns = turns.combine_chunks().sort_by([("rollout_id", "ascending"), ("index", "ascending")])
+        turns = sort_turns(pa.Table.from_batches(rows, TURNS))
+        del rows
         self._put("turns", turns, _row_group(turns))
         self.number += 1
 
@@ -174,21 +176,41 @@ class _Parts:
         sync_file(path)
         setattr(self, name, getattr(self, name) + len(table))
 
-    def _turns_of(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        yield log_to_turns(batch)
-        files = batch.column("trace_file")
-        traced = np.flatnonzero(files.is_valid().to_numpy(zero_copy_only=False)).tolist()
-        if not traced:
-            return
-        ids = rollout_ids(batch)
-        for row in traced:
-            place = [batch.column(name)[row].as_py() for name in ("trace_file", "trace_offset", "trace_sha256")]
-            try:
-                yield trace_to_turns(self._traces.read(*place), ids[row].as_py())
-            except RunError as error:
-                logger.warning("rollout=%s has lost its turns: %s", ids[row], error)
-                if len(self.missing) < _KEEP_MISSING:
-                    self.missing.append(str(error))
+    def _miss(self, rollout_id: str, error: RunError) -> None:
+        _warn(rollout_id, error)
+        if len(self.missing) < _KEEP_MISSING:
+            self.missing.append(f"{rollout_id}: {error}")
+
+
+def _warn(rollout_id: str, error: RunError) -> None:
+    logger.warning("rollout=%s has lost its turns: %s", rollout_id, error)
+
+
+def turns_of(
+    rows: pa.RecordBatch, traces: TraceReader, missing: Callable[[str, RunError], None] = _warn
+) -> Iterator[pa.RecordBatch]:
+    """The turns of rows of the log, inline or in trace files. `missing` is told of a trace that cannot be read."""
+    yield log_to_turns(rows)
+    for row, file, offset in _traced(rows):
+        rollout_id = rollout_ids(rows.slice(row, 1))[0].as_py()
+        try:
+            trace = traces.read(file, offset, rows.column("trace_sha256")[row].as_py())
+        except RunError as error:
+            missing(rollout_id, error)
+        else:
+            yield trace_to_turns(trace, rollout_id)
+
+
+def _traced(rows: pa.RecordBatch) -> Iterator[tuple[int, str, int]]:
+    """(row, file, offset) of the rows whose turns are in a trace file."""
+    files, offsets = rows.column("trace_file"), rows.column("trace_offset")
+    for row in np.flatnonzero(files.is_valid().to_numpy(zero_copy_only=False)).tolist():
+        yield row, files[row].as_py(), offsets[row].as_py()
+
+
+def sort_turns(turns: pa.Table) -> pa.Table:
+    """By rollout_id and index."""
+    return turns.combine_chunks().sort_by([("rollout_id", "ascending"), ("index", "ascending")])
 
 
 def _row_group(turns: pa.Table) -> int:

@@ -71,11 +71,13 @@ def is_alive(record: EpochRecord, machine: str, now: float) -> bool:
 
 
 def newest_epoch(epochs: Path) -> int:
-    """The highest epoch that was ever taken; 0 where none was."""
+    """The highest epoch that was ever taken; 0 where none was. Raises InputError."""
     try:
         names = os.listdir(epochs)
     except FileNotFoundError:
         return 0
+    except OSError as error:
+        raise InputError(f"cannot be read: {describe(error)}", where=str(epochs)) from error
     return max((int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal()), default=0)
 
 

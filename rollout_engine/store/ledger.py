@@ -1,4 +1,4 @@
-"""What is known of every rollout that has a row, in eleven bytes each: which row counts, and what it says.
+"""What is known of every rollout that has a row, in three bytes each: which row counts, and what it says.
 
 Of the rows of one key, a valid one (it has a score) supersedes those that are not, and the first valid one stays.
 Where none is valid, the highest generation counts, and of that the first. "First" is the order of the log, so that
@@ -8,7 +8,6 @@ every reader comes to the same row whoever committed the others.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import IntEnum
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -16,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollout_engine.types import Boundary, KeySpace, Status
+from rollout_engine.scores import Kind, kind_codes
+from rollout_engine.types import KeySpace
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -39,18 +39,6 @@ COLUMNS = (
     "cost_usd",
 )
 """What a ledger reads of a row."""
-
-
-class RowKind(IntEnum):
-    """What kind of row counts for a rollout."""
-
-    NONE = 0
-    """No row yet."""
-    VALID = 1
-    """A verifier ran to its end: there is a score."""
-    VERIFIER_ERROR = 2
-    FAILED = 3
-    CANCELLED = 4
 
 
 class Dense(NamedTuple):
@@ -77,32 +65,53 @@ class Rows(NamedTuple):
         )
 
 
+_PASSED, _ONE = 1, 2
+
+
 class _Block:
-    """65,536 consecutive keys: growth never copies what is there."""
+    """65,536 consecutive keys, three bytes each: growth never copies what is there.
+
+    Most runs score 0 or 1, which a flag holds; the numbers themselves are kept from the first graded score on.
+    """
 
     def __init__(self) -> None:
-        self.values = np.full(_BLOCK, np.nan)
-        self.passed = np.zeros(_BLOCK, np.uint8)
         self.kinds = np.zeros(_BLOCK, np.uint8)
         self.generations = np.zeros(_BLOCK, np.uint8)
+        self.flags = np.zeros(_BLOCK, np.uint8)
+        self.graded: Floats | None = None
+
+    def put(self, at: Ints, rows: Rows) -> None:
+        """Replaces the entries at these places."""
+        values = rows.values
+        if self.graded is None and bool(((values != 0) & (values != 1) & (rows.kinds == Kind.VALID)).any()):
+            self.graded = self.values(slice(None))
+        self.kinds[at] = rows.kinds
+        self.generations[at] = rows.generations
+        self.flags[at] = rows.passed * _PASSED + (values == 1) * np.uint8(_ONE)
+        if self.graded is not None:
+            self.graded[at] = values
+
+    def values(self, where: slice) -> Floats:
+        """Scores; NaN where there is none."""
+        if self.graded is not None:
+            return self.graded[where]
+        ones = (self.flags[where] & _ONE).astype(np.float64) / _ONE
+        return np.where(self.kinds[where] == Kind.VALID, ones, np.nan)
+
+    def passed(self, where: slice) -> Bytes:
+        return self.flags[where] & np.uint8(_PASSED)
 
 
 def rows_of(batch: pa.RecordBatch | pa.Table) -> Rows:
     """The deciding columns of rows of the log, as numpy."""
-    status, boundary = batch.column("status"), batch.column("failure_boundary")
-    values = batch.column("score").to_numpy(zero_copy_only=False) if len(batch) else np.empty(0)
-    verifier = pc.fill_null(pc.equal(boundary, Boundary.VERIFIER.value), False)
-    ended = pc.is_in(status, value_set=pa.array([Status.COMPLETED.value, Status.TRUNCATED.value]))
-    kinds = np.full(len(batch), RowKind.FAILED, np.uint8)
-    kinds[_bools(pc.or_(verifier, ended))] = RowKind.VERIFIER_ERROR
-    kinds[_bools(pc.equal(status, Status.CANCELLED.value))] = RowKind.CANCELLED
-    kinds[np.isfinite(values)] = RowKind.VALID
+    kinds = kind_codes(batch.column("status"), batch.column("failure_boundary"), batch.column("score"))
+    values = batch.column("score").to_numpy(zero_copy_only=False)
     generations = np.clip(batch.column("generation").to_numpy(zero_copy_only=False), 0, _MAX_GENERATION)
     return Rows(
         keys=batch.column("key").to_numpy(zero_copy_only=False),
         kinds=kinds,
         generations=generations.astype(np.uint8),
-        values=np.where(kinds == RowKind.VALID, values, np.nan),
+        values=np.where(kinds == Kind.VALID, values, np.nan),
         passed=_bools(pc.fill_null(batch.column("passed"), False)).astype(np.uint8),
     )
 
@@ -120,7 +129,7 @@ def _one_per_key(rows: Rows) -> Ints | None:
     first[1:] = in_order[1:] != in_order[:-1]
     if first.all():
         return None
-    invalid = rows.kinds != RowKind.VALID
+    invalid = rows.kinds != Kind.VALID
     later = np.where(invalid, _MAX_GENERATION - rows.generations, 0)
     order = np.lexsort((later, invalid, rows.keys))  # stable: of equals, the first row comes first
     return np.sort(order[first])
@@ -131,8 +140,8 @@ class Ledger:
 
     def __init__(self, space: KeySpace) -> None:
         self.space = space
-        self.counts = np.zeros(len(RowKind), np.int64)
-        """Rollouts by RowKind; those without a row are not counted."""
+        self.counts = np.zeros(len(Kind), np.int64)
+        """Rollouts by `scores.Kind`; those without a row are not counted."""
         self.rows = 0
         """All rows that went in, those that do not count among them; so for the next three."""
         self.prompt_tokens = 0
@@ -161,18 +170,18 @@ class Ledger:
         taken = np.zeros(len(rows.keys), np.bool_)
         for block, at, index in self._best(rows):
             entry, kind = block.kinds[at], rows.kinds[index]
-            same = (kind != RowKind.VALID) & (rows.generations[index] == block.generations[at])
-            match = (entry != RowKind.NONE) & np.where(entry == RowKind.VALID, kind == RowKind.VALID, same)
+            same = (kind != Kind.VALID) & (rows.generations[index] == block.generations[at])
+            match = (entry != Kind.NONE) & np.where(entry == Kind.VALID, kind == Kind.VALID, same)
             taken[index] = match
-            block.kinds[at[match]] = RowKind.NONE
+            block.kinds[at[match]] = Kind.NONE
         return taken
 
     def _counting(self, rows: Rows) -> Bools:
         counting = np.zeros(len(rows.keys), np.bool_)
         for block, at, index in self._best(rows):
             entry = block.kinds[at]
-            better = (rows.kinds[index] == RowKind.VALID) | (rows.generations[index] > block.generations[at])
-            counting[index] = (entry == RowKind.NONE) | ((entry != RowKind.VALID) & better)
+            better = (rows.kinds[index] == Kind.VALID) | (rows.generations[index] > block.generations[at])
+            counting[index] = (entry == Kind.NONE) | ((entry != Kind.VALID) & better)
         return counting
 
     def _best(self, rows: Rows) -> Iterator[tuple[_Block, Ints, Ints]]:
@@ -184,13 +193,10 @@ class Ledger:
 
     def _enter(self, rows: Rows) -> None:
         for block, at, here in self._spread(rows.keys):
-            self.counts -= np.bincount(block.kinds[at], minlength=len(RowKind))
-            block.kinds[at] = rows.kinds[here]
-            block.generations[at] = rows.generations[here]
-            block.values[at] = rows.values[here]
-            block.passed[at] = rows.passed[here]
-        self.counts += np.bincount(rows.kinds, minlength=len(RowKind))
-        self.counts[RowKind.NONE] = 0
+            self.counts -= np.bincount(block.kinds[at], minlength=len(Kind))
+            block.put(at, rows.where(here))
+        self.counts += np.bincount(rows.kinds, minlength=len(Kind))
+        self.counts[Kind.NONE] = 0
 
     def _spread(self, keys: Ints) -> Iterator[tuple[_Block, Ints, Ints]]:
         """For each block that keys lie in: the block, the places in it, the indices of these keys."""
@@ -202,18 +208,18 @@ class Ledger:
                 block = self._blocks[number] = _Block()
             yield block, keys[here] & (_BLOCK - 1), here
 
-    def kind(self, key: int) -> RowKind:
+    def kind(self, key: int) -> Kind:
         block = self._blocks.get(key >> _SHIFT)
-        return RowKind.NONE if block is None else RowKind(block.kinds[key & (_BLOCK - 1)])
+        return Kind.NONE if block is None else Kind(block.kinds[key & (_BLOCK - 1)])
 
-    def todo(self, keys: range, again: frozenset[RowKind] = frozenset()) -> list[tuple[int, int]]:
+    def todo(self, keys: range, again: frozenset[Kind] = frozenset()) -> list[tuple[int, int]]:
         """(key, generation) of the keys that need a row: those without one, and again those of these kinds."""
         found = []
         for key in keys:
             block = self._blocks.get(key >> _SHIFT)
             at = key & (_BLOCK - 1)
             kind = 0 if block is None else int(block.kinds[at])
-            if block is None or kind == RowKind.NONE:
+            if block is None or kind == Kind.NONE:
                 found.append((key, 0))
             elif kind in again:
                 found.append((key, int(block.generations[at]) + 1))
@@ -240,7 +246,7 @@ class Ledger:
 def _copy(block: _Block, base: int, out: Dense, first: int, last: int) -> None:
     low, high = max(first, base), min(last, base + _BLOCK)
     source, target = slice(low - base, high - base), slice(low - first, high - first)
-    out.values[target] = block.values[source]
-    out.passed[target] = block.passed[source]
+    out.values[target] = block.values(source)
+    out.passed[target] = block.passed(source)
     out.kinds[target] = block.kinds[source]
     out.generations[target] = block.generations[source]

@@ -45,11 +45,21 @@ class _File:
         self._lengths.append(length)
         self.end += length
 
-    def span(self, slot: int) -> tuple[int, int]:
-        """(offset, length) of a slot's line."""
-        row = slot - self.first_slot
+    def read(self, first: int, stop: int) -> list[PlanEntry]:
+        """Slots of this file. Raises ValueError where a line is not what was written."""
+        row, end = first - self.first_slot, stop - self.first_slot
         mark = row // _STRIDE
-        return self._offsets[mark] + sum(self._lengths[mark * _STRIDE : row]), self._lengths[row]
+        offset = self._offsets[mark] + sum(self._lengths[mark * _STRIDE : row])
+        lengths = self._lengths[row:end]
+        data = os.pread(self.handle, sum(lengths), offset)
+        found, start = [], 0
+        for slot, length in enumerate(lengths, first):
+            entry = parse_entry(data[start : start + length])
+            if entry is None or entry.slot != slot:
+                raise ValueError(f"the entry of slot {slot} was changed")
+            found.append(entry)
+            start += length
+        return found
 
 
 class PlanLog:
@@ -170,24 +180,32 @@ class PlanLog:
         """Reads a slot from its file. Raises IndexError where there is none, RunError where the file was changed."""
         if not 0 <= slot < len(self):
             raise IndexError(f"the plan has {len(self)} slots, and none numbered {slot}")
+        return self._read(slot, slot + 1)[0]
+
+    def _read(self, first: int, stop: int) -> list[PlanEntry]:
         with self._lock:
             if self._buffer:
                 self._write()
-        file = self._files[bisect_right(self._firsts, slot) - 1]
-        offset, length = file.span(slot)
-        with reading(self._layout.plan):
-            entry = parse_entry(os.pread(file.handle, length, offset))
-            if entry is None or entry.slot != slot:
-                raise ValueError(f"the entry of slot {slot} was changed")
-        return entry
+        found: list[PlanEntry] = []
+        while first < stop:
+            number = bisect_right(self._firsts, first) - 1
+            upto = min([stop, *self._firsts[number + 1 : number + 2]])
+            with reading(self._layout.plan):
+                found += self._files[number].read(first, upto)
+            first = upto
+        return found
 
     def body(self, slot: int) -> bytes:
         """The body of a slot's task, as it was appended."""
         return self.entry(slot).body
 
-    def entries(self, first: int = 0) -> Iterator[PlanEntry]:
-        """The slots from `first` on, one at a time."""
-        return (self.entry(slot) for slot in range(first, len(self)))
+    def entries(self, first: int = 0, stop: int | None = None) -> Iterator[PlanEntry]:
+        """The slots from `first` up to `stop`, read some dozens at a time. Raises RunError."""
+        end = len(self) if stop is None else min(stop, len(self))
+        while first < end:
+            last = min(first + _STRIDE, end)
+            yield from self._read(first, last)
+            first = last
 
     def close(self) -> None:
         """Writes what is buffered, and closes. Safe to call twice."""

@@ -23,7 +23,7 @@ from rollout_engine.schema import (
     log_to_turns,
     rollout_ids,
 )
-from rollout_engine.store.compact import current_parts
+from rollout_engine.store.compact import current_parts, sort_turns, turns_of
 from rollout_engine.store.files import reading
 from rollout_engine.store.layout import Layout
 from rollout_engine.store.ledger import COLUMNS, Ledger
@@ -48,6 +48,17 @@ def rollouts_table(layout: Layout, run_id: str, space: KeySpace, columns: Sequen
     schema = pa.schema([ROLLOUTS.field(name) for name in names], metadata=METADATA)
     batches = winning(layout, space, log_columns(names))
     return pa.Table.from_batches((log_to_rollouts(batch, run_id, names) for batch in batches), schema)
+
+
+def turns_table(layout: Layout, space: KeySpace) -> pa.Table:
+    """The turns of all rollouts, but for traces that cannot be read. Raises RunError where a file is damaged."""
+    found = _from_parts(layout, "turns", lambda parts: [_part_table(part, TURNS, TURNS.names) for part in parts])
+    if found is not None:
+        return pa.concat_tables(found)
+    with TraceReader(layout.traces) as traces:
+        batches = winning(layout, space, (*IDENTITY, *_TRACE, "turns"))
+        rows = [turns for batch in batches for turns in turns_of(batch, traces)]
+    return sort_turns(pa.Table.from_batches(rows, TURNS))
 
 
 def _from_parts(layout: Layout, table: str, read: Callable[[Sequence[Path]], T]) -> T | None:
@@ -76,8 +87,10 @@ def _open_part(path: Path, schema: pa.Schema) -> pq.ParquetFile:
 
 
 def _part_table(path: Path, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
+    plain = pa.schema([schema.field(name) for name in columns], metadata=METADATA)
     with reading(path), _open_part(path, schema) as file:
-        return file.read(columns=list(columns), use_threads=False).select(list(columns))
+        # Parquet's field numbers come back as metadata of each field; from the log there are none.
+        return pa.Table.from_arrays(file.read(list(columns), use_threads=False).select(columns).columns, schema=plain)
 
 
 def rollout_turns(layout: Layout, space: KeySpace, rollout_id: str) -> list[Turn]:

@@ -20,7 +20,7 @@ from rollout_engine.store.layout import Layout
 from rollout_engine.store.ledger import Ledger
 from rollout_engine.store.log import CommitLog
 from rollout_engine.store.planlog import PlanLog
-from rollout_engine.store.read import rollout_turns, rollouts_table
+from rollout_engine.store.read import rollout_turns, rollouts_table, turns_table
 from rollout_engine.store.runinfo import (
     RunInfo,
     RunStatus,
@@ -65,6 +65,10 @@ class RunDir:
     def rollouts(self, columns: Sequence[str] | None = None) -> pa.Table:
         """One row per rollout that has one. Raises RunError."""
         return rollouts_table(self.layout, self.run_id, self.space, columns)
+
+    def turns_table(self) -> pa.Table:
+        """All turns, those in trace files too, ordered by rollout_id and index within each part. Raises RunError."""
+        return turns_table(self.layout, self.space)
 
     def turns(self, rollout_id: str) -> list[Turn]:
         """Raises InputError where there is no such rollout, RunError where a file is damaged."""

@@ -109,7 +109,9 @@ def _compiled(pattern: str, ignore_case: bool) -> regex.Pattern[str]:
         return regex.compile(pattern, regex.IGNORECASE if ignore_case else 0)
     except (regex.error, RecursionError, OverflowError, ValueError) as error:
         raise InputError(
-            f"{pattern!r} is no regular expression: {error}", "verifier.pattern", "see https://pypi.org/project/regex"
+            f"{pattern!r} is no regular expression: {error}",
+            "verifier.pattern",
+            "escape what is meant literally; the syntax is that of the package `regex`",
         ) from error
 
 

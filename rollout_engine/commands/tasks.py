@@ -1,0 +1,66 @@
+"""`rollout tasks check`: every line of a file of tasks, and each verifier on answers that none should pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+from rollout_engine.commands import text
+from rollout_engine.commands.console import OK, SOME_FAILED, make_console, print_json
+from rollout_engine.options import load_config
+from rollout_engine.taskcheck import Finding, find_problems
+from rollout_engine.tasks import TaskFile, check_tasks, read_tasks
+
+MAX_SHOWN = 50
+"""Findings printed for a person; --json holds all."""
+STYLES = {"error": "red", "note": "yellow"}
+
+
+def check(path: Path, config: Path | None, limit: int | None, *, as_json: bool) -> int:
+    """Exit code 1 where a verifier is wrong. Raises InputError where the file is."""
+    found = check_tasks(path, load_config(config))
+    findings = asyncio.run(_findings(path, limit))
+    errors = sum(finding.severity == "error" for finding in findings)
+    if as_json:
+        print_json({**asdict(found), "errors": errors, "findings": [asdict(finding) for finding in findings]})
+    else:
+        _show(found, findings, min(found.count, limit or found.count))
+    return SOME_FAILED if errors else OK
+
+
+async def _findings(path: Path, limit: int | None) -> list[Finding]:
+    return [finding async for finding in find_problems(islice(read_tasks(path), limit))]
+
+
+def _show(found: TaskFile, findings: list[Finding], tried: int) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    console = make_console()
+    sandboxed = f", {text.whole(found.sandboxed)} of them in a sandbox" if found.sandboxed else ""
+    console.print(f"{found.path}: {text.plural(found.count, 'task')}{sandboxed}, every line is valid")
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, max_width=40, overflow="ellipsis")
+    table.add_column(overflow="fold")
+    for finding in findings[:MAX_SHOWN]:
+        severity = Text(finding.severity, style=STYLES[finding.severity])
+        table.add_row(severity, Text(finding.task_id), Text(finding.what))
+    if findings:
+        console.print(table)
+    if len(findings) > MAX_SHOWN:
+        console.print(f"… and {len(findings) - MAX_SHOWN:,} more (--json has all)")
+    console.print(_verdict(findings, tried))
+
+
+def _verdict(findings: list[Finding], tried: int) -> str:
+    counts = Counter(finding.severity for finding in findings)
+    wrong = len({finding.task_id for finding in findings if finding.severity == "error"})
+    skipped = f"; {text.plural(counts['note'], 'verifier')} not tried" if counts["note"] else ""
+    if wrong:
+        return f"{text.plural(wrong, 'verifier')} of {text.whole(tried)} cannot be trusted{skipped}"
+    right = "none passes an empty, a very long or a garbage answer, each passes its own solution"
+    return f"{text.plural(tried, 'verifier')} tried: {right}{skipped}"

@@ -1,0 +1,315 @@
+"""The public engine: tasks in, committed rollouts and finished groups out, from any event loop or from none.
+
+The driver runs in a thread of its own and commits whether or not anybody reads; what a consumer has seen is on disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import pyarrow as pa
+
+from rollout_engine.agents import make_agent
+from rollout_engine.clusters import Cluster, LocalCluster
+from rollout_engine.config import ModelSpec, RunConfig, api_keys
+from rollout_engine.driver import Driver
+from rollout_engine.errors import InputError, RunError
+from rollout_engine.host import HostPlan
+from rollout_engine.loopthread import LoopThread
+from rollout_engine.models import check_model
+from rollout_engine.progress import Progress
+from rollout_engine.results import Group, Run, group_stream, record_stream
+from rollout_engine.runstore import open_store
+from rollout_engine.specs import Task
+from rollout_engine.store import RunStatus
+from rollout_engine.stream import Stream
+from rollout_engine.submission import ChunkFeed, QueueFeed, Submission
+from rollout_engine.tasks import TaskSource, check_task, check_tasks, iter_tasks, resolve, task_chunks
+from rollout_engine.types import RolloutRecord
+
+T = TypeVar("T")
+
+
+class RolloutEngine:
+    """k attempts x m models x n tasks, from `async with` to the end of the block.
+
+    Arguments are those of `RunConfig` (models, k, agent, sandbox, ray, ...), or a whole `config` which they override.
+    `run_dir` None: a temporary folder, gone when the block ends. An existing run is gone on with if `resume` is set.
+    Raises InputError before anything starts.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ModelSpec | Mapping[str, Any]] | None = None,
+        *,
+        run_dir: str | Path | None = None,
+        resume: bool = False,
+        retry_failed: bool = False,
+        config: RunConfig | None = None,
+        **options: Any,
+    ) -> None:
+        self.config = make_config(config, models, options)
+        self._wanted_dir, self._resume, self._retry_failed = run_dir, resume, retry_failed
+        self._temporary: str | None = None
+        self._rounds = 0
+        self._submissions: dict[Submission, asyncio.Task[None] | None] = {}
+        """Those that are not done, each with what carries its tasks from this loop to the driver's."""
+        self._given_up = False
+        """Whether a consumer has left before its submission was done, or its source failed."""
+        self._closing = False
+
+    # -- life ---------------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        keys = check_config(self.config)
+        if self._wanted_dir is None:
+            self._temporary = tempfile.mkdtemp(prefix="rollout-engine-")
+        self.run_dir = Path(self._temporary or self._wanted_dir or "")
+        try:
+            await self._open(keys)
+        except BaseException:
+            self._remove_temporary()
+            raise
+        return self
+
+    async def _open(self, keys: Mapping[str, str]) -> None:
+        self._store = await asyncio.to_thread(
+            open_store, self.run_dir, self.config, resume=self._resume, retry_failed=self._retry_failed
+        )
+        try:
+            await self._start(keys)
+        except BaseException:
+            await asyncio.to_thread(self._store.abandon)
+            raise
+
+    async def _start(self, keys: Mapping[str, str]) -> None:
+        self._thread = LoopThread("rollout-driver")
+        self._driver = Driver(
+            self.config, self._store, make_cluster(self.config), keys, self._make_plan, self._store.epoch
+        )
+        try:
+            await self._thread.call(self._driver.open())
+        except BaseException:
+            await self._thread.stop()
+            raise
+
+    def _make_plan(self, host_id: str, node_id: str) -> HostPlan:
+        return HostPlan(
+            run_id=self._store.run_id,
+            epoch=self._store.epoch,
+            host_id=f"{host_id}-e{self._store.epoch}",
+            node_id=node_id,
+            config=self.config,
+            run_dir=str(self.run_dir.resolve()),
+        )
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.close()
+        finally:
+            self._remove_temporary()
+
+    async def close(self) -> None:
+        """Stops the hosts, commits what has arrived, and writes the final tables. May be called twice."""
+        if self._store.closed:
+            return
+        self._closing = True
+        for carrier in list(self._submissions.values()):
+            await _end(carrier)
+        fatal = self._driver.fatal
+        finished = not self._given_up and all(submission.done.is_set() for submission in self._submissions)
+        status: RunStatus = "failed" if fatal is not None else "finished" if finished else "interrupted"
+        try:
+            await asyncio.shield(self._thread.call(self._driver.close()))
+        finally:
+            await self._thread.stop()
+            await asyncio.to_thread(self._store.close, status)
+
+    def _remove_temporary(self) -> None:
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    # -- work ---------------------------------------------------------------------------------------------------
+
+    async def rollouts(self, tasks: TaskSource, *, round: int | None = None) -> AsyncIterator[RolloutRecord]:
+        """Every rollout of the tasks as soon as it is committed, in the order of their endings."""
+        submission, stream = await self._submit(tasks, round, read=True)
+        try:
+            async for record in record_stream(stream):
+                yield record
+        finally:
+            await self._leave(submission)
+
+    async def groups(self, tasks: TaskSource, *, round: int | None = None) -> AsyncIterator[Group]:
+        """Every group (one task, one model) as soon as its k rollouts are committed.
+
+        Groups that an earlier epoch of a resumed run has finished come first.
+        """
+        submission, stream = await self._submit(tasks, round, read=True)
+        try:
+            async for group in group_stream(stream, self.config):
+                yield group
+        finally:
+            await self._leave(submission)
+
+    async def finish(self, tasks: TaskSource, *, round: int | None = None, total: int | None = None) -> None:
+        """Runs all rollouts of the tasks without reading them. `total`: how many tasks there are, for the ETA."""
+        submission, _ = await self._submit(tasks, round, read=False, total=total)
+        await self._thread.call(submission.done.wait())
+        await self._leave(submission)
+        if submission.error is not None:
+            raise submission.error
+
+    async def _submit(
+        self, tasks: TaskSource, round: int | None, *, read: bool, total: int | None = None
+    ) -> tuple[Submission, Stream[pa.RecordBatch]]:
+        if round is None:
+            round = self._rounds
+        self._rounds = max(self._rounds, round) + 1
+        if isinstance(tasks, str | Path):
+            total = (await asyncio.to_thread(check_tasks, tasks, self.config)).count
+        stream: Stream[pa.RecordBatch] = Stream()
+        submission = await self._thread.call(self._make_submission(tasks, round, stream if read else None, total))
+        carrier = self._carry(submission.feed, tasks) if isinstance(submission.feed, QueueFeed) else None
+        self._submissions[submission] = None if carrier is None else asyncio.create_task(carrier)
+        await self._thread.call(_called(self._driver.submit, submission))
+        return submission, stream
+
+    async def _make_submission(
+        self, tasks: TaskSource, round: int, stream: Stream[pa.RecordBatch] | None, total: int | None
+    ) -> Submission:
+        """On the driver's loop, where the submission's events live."""
+        if total is not None:
+            self._driver.progress.total = total * len(self.config.models) * self.config.k
+        if isinstance(tasks, AsyncIterable):
+            return Submission(round, QueueFeed(), stream)
+        check = resolve if isinstance(tasks, str | Path) else check_task
+        return Submission(round, ChunkFeed(self._checked(tasks, check)), stream)
+
+    async def _checked(
+        self, tasks: str | Path | Iterable[Task | Mapping[str, Any]], check: Callable[[Task, RunConfig], Task]
+    ) -> AsyncGenerator[list[Task], None]:
+        async with contextlib.aclosing(task_chunks(tasks)) as chunks:
+            async for chunk in chunks:
+                good: list[Task] = []
+                try:
+                    good.extend(check(task, self.config) for task in chunk)
+                except InputError:
+                    if good:
+                        yield good
+                    raise
+                yield good
+
+    async def _carry(self, feed: QueueFeed, tasks: TaskSource) -> None:
+        """Carries tasks from the caller's loop, where their source lives, to the driver's, as there is room."""
+        try:
+            async for task in iter_tasks(tasks):
+                await self._thread.call(feed.put(check_task(task, self.config)))
+            await self._thread.call(feed.put(None))
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            await self._thread.call(feed.put(error))
+
+    async def _leave(self, submission: Submission) -> None:
+        """A consumer that stops reading early gives up what it asked for."""
+        if self._closing or submission not in self._submissions:
+            return
+        self._given_up |= not submission.done.is_set() or submission.error is not None
+        await _end(self._submissions.pop(submission))
+        await self._thread.call(_called(self._driver.leave, submission))
+
+    async def drain(self) -> None:
+        """Starts nothing more, and returns when what was running has ended and is committed."""
+        await self._thread.call(self._driver.drain())
+
+    @property
+    def progress(self) -> Progress:
+        """Where the run stands; a live object, to be read only."""
+        return self._driver.progress
+
+    def tables(self) -> Run:
+        """Everything committed so far as Arrow tables. Reads the run directory: call it from a thread."""
+        return self._store.tables()
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait({task})
+
+
+async def _called(function: Callable[..., T], *arguments: Any) -> T:
+    return function(*arguments)
+
+
+def make_config(
+    config: RunConfig | None, models: Sequence[ModelSpec | Mapping[str, Any]] | None, options: Mapping[str, Any]
+) -> RunConfig:
+    """The config with what was given apart from it. Raises InputError naming the field."""
+    from pydantic import ValidationError
+
+    fields = config.model_dump(exclude_unset=True) if config is not None else {}
+    if models is not None:
+        fields["models"] = [model.model_dump() if isinstance(model, ModelSpec) else model for model in models]
+    try:
+        return RunConfig.model_validate({**fields, **options})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(first["msg"], where=where, fix="see rollout_engine.config.RunConfig for the fields") from error
+
+
+def check_config(config: RunConfig) -> dict[str, str]:
+    """All that can be checked before a run starts. Returns the API keys; raises InputError."""
+    if not config.models:
+        raise InputError("a run needs at least one model", where="models", fix="-m NAME=KIND:..., or models=[...]")
+    for model in config.models:
+        check_model(model)
+    make_agent(config.agent, config.agent_options)
+    return api_keys(config.models)
+
+
+def make_cluster(config: RunConfig) -> Cluster:
+    """The in-process host, or the Ray binding by its entry point. Raises InputError."""
+    if config.ray == "off":
+        return LocalCluster()
+    found = entry_points(group="rollout_engine.clusters", name="ray")
+    if not found:
+        raise InputError(
+            "the Ray binding is not installed", where="ray", fix="pip install rollout-engine, or use --ray off"
+        )
+    cluster: Cluster = next(iter(found)).load()(config.ray, config.hosts_per_node)
+    return cluster
+
+
+def run(
+    tasks: TaskSource,
+    models: Sequence[ModelSpec | Mapping[str, Any]] | None = None,
+    *,
+    run_dir: str | Path | None = None,
+    **options: Any,
+) -> Run:
+    """Runs everything and returns its tables. For callers without an event loop; else use `RolloutEngine`."""
+
+    async def all_of_it() -> Run:
+        async with RolloutEngine(models, run_dir=run_dir, **options) as engine:
+            await engine.finish(tasks)
+            await engine.close()
+            return await asyncio.to_thread(engine.tables)
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(all_of_it())
+    raise RunError("run() was called from a running event loop; use `async with RolloutEngine(...)` there")

@@ -1,0 +1,174 @@
+"""Server-sent events <-> Completion: cutting the stream, putting the pieces together, and taking them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rollout_engine.errors import ModelBadResponse
+from rollout_engine.models.wire import completion_of, encode, logprobs_json, usage_json
+from rollout_engine.types import Completion
+
+DONE = b"[DONE]"
+MAX_PIECES = 64
+"""A text is streamed in at most this many pieces."""
+_PIECE_CHARS = 16
+
+
+class EventSplitter:
+    """Cuts a stream of bytes into the data of its events, wherever the network cut it."""
+
+    def __init__(self) -> None:
+        self._rest: list[bytes] = []
+        self._data: list[bytes] = []
+
+    def feed(self, chunk: bytes) -> Iterator[bytes]:
+        """The events that end in this chunk."""
+        *lines, rest = chunk.split(b"\n")
+        for line in lines:
+            if self._rest:
+                line = b"".join((*self._rest, line))
+                self._rest.clear()
+            yield from self._line(line.removesuffix(b"\r"))
+        if rest:
+            self._rest.append(rest)
+
+    def end(self) -> Iterator[bytes]:
+        """The event that the end of the stream ends, where its blank line is missing."""
+        yield from self._line(b"".join(self._rest).removesuffix(b"\r"))
+        yield from self._line(b"")
+
+    def _line(self, line: bytes) -> Iterator[bytes]:
+        if line.startswith(b"data:"):
+            self._data.append(line[5:].removeprefix(b" "))
+        elif not line and self._data:
+            yield b"\n".join(self._data)
+            self._data.clear()
+
+
+class Assembler:
+    """Puts the chunks of one answer together."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, list[str]] = {}
+        self._others: dict[str, Any] = {}
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._whole: dict[str, Any] = {}
+        self._finish_reason: str | None = None
+        self._token_ids: list[Any] | None = None
+        self._logprobs: list[Any] | None = None
+
+    @property
+    def finished(self) -> bool:
+        """The server said why it stopped."""
+        return self._finish_reason is not None
+
+    def add(self, chunk: Any) -> str:
+        """Takes one chunk in; the new text. Raises ModelBadResponse."""
+        if not isinstance(chunk, dict):
+            raise ModelBadResponse(f"a streamed chunk is a JSON {type(chunk).__name__}, not an object")
+        for name in ("usage", "prompt_token_ids", "weight_version", "metadata"):
+            if chunk.get(name) is not None:
+                self._whole[name] = chunk[name]
+        choices = chunk.get("choices")
+        if choices in (None, []):  # the last chunk holds only the usage
+            return ""
+        if not isinstance(choices, list) or not isinstance(choices[0], dict):
+            raise ModelBadResponse(f"a streamed chunk has odd choices: {encode(choices)[:200]}")
+        return self._choice(choices[0])
+
+    def _choice(self, choice: dict[str, Any]) -> str:
+        self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
+        if isinstance(ids, list):
+            self._token_ids = self._token_ids if self._token_ids is not None else []
+            self._token_ids.extend(ids)
+        if isinstance(logprobs, dict) and isinstance(logprobs.get("content"), list):
+            self._logprobs = self._logprobs if self._logprobs is not None else []
+            self._logprobs.extend(logprobs["content"])
+        delta = choice.get("delta")
+        return self._delta(delta) if isinstance(delta, dict) else ""
+
+    def _delta(self, delta: dict[str, Any]) -> str:
+        for name, value in delta.items():
+            if name == "tool_calls" and isinstance(value, list):
+                for piece in value:
+                    self._tool_call(piece)
+            elif name == "role":
+                self._others[name] = value
+            elif isinstance(value, str):
+                self._texts.setdefault(name, []).append(value)
+            elif value is not None:
+                self._others[name] = value
+        text = delta.get("content")
+        return text if isinstance(text, str) else ""
+
+    def _tool_call(self, piece: Any) -> None:
+        if not isinstance(piece, dict):
+            raise ModelBadResponse("a streamed tool call is no object")
+        index = piece.get("index", 0)
+        call = self._calls.setdefault(index if isinstance(index, int) else 0, {})
+        for name, value in piece.items():
+            if name == "function" and isinstance(value, dict):
+                function = call.setdefault("function", {"name": "", "arguments": ""})
+                function["arguments"] += str(value.get("arguments") or "")
+                function.update((key, part) for key, part in value.items() if key != "arguments" and part)
+            elif name != "index" and value is not None:
+                call[name] = value
+
+    def completion(self, model_s: float = 0.0, weight_version: str | None = None) -> Completion:
+        """The whole answer. Raises what `completion_of` raises."""
+        message = {"role": "assistant", **self._others, **{name: "".join(t) for name, t in self._texts.items()}}
+        if self._calls:
+            message["tool_calls"] = [self._calls[index] for index in sorted(self._calls)]
+        message.setdefault("content", None)
+        choice = {"message": message, "finish_reason": self._finish_reason, "token_ids": self._token_ids}
+        if self._logprobs is not None:
+            choice["logprobs"] = {"content": self._logprobs}
+        return completion_of({**self._whole, "choices": [choice]}, model_s, weight_version)
+
+
+def pieces_of(text: str) -> list[str]:
+    """The text in a bounded number of pieces of about the same length."""
+    size = max(_PIECE_CHARS, -(-len(text) // MAX_PIECES))
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+def chunks_of(completion: Completion, model: str, number: int, created: int) -> Iterator[dict[str, Any]]:
+    """The chunks of a streamed answer: the inverse of `Assembler`."""
+    head = {"id": f"chatcmpl-{number}", "object": "chat.completion.chunk", "created": created, "model": model}
+    message = completion.message
+    content = message.get("content")
+    first = {name: value for name, value in message.items() if name not in ("content", "tool_calls")}
+    if isinstance(content, list):
+        first["content"] = content
+    if message.get("tool_calls"):
+        first["tool_calls"] = [{"index": index, **call} for index, call in enumerate(message["tool_calls"])]
+    opening: dict[str, Any] = {**head, "choices": [{"index": 0, "delta": first, "finish_reason": None}]}
+    if completion.prompt_token_ids is not None:
+        opening["prompt_token_ids"] = completion.prompt_token_ids
+    if completion.weight_version is not None:
+        opening["weight_version"] = completion.weight_version
+    yield opening
+    for choice in _text_choices(completion, content):
+        yield {**head, "choices": [choice]}
+    yield {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": completion.finish_reason}]}
+    yield {**head, "choices": [], "usage": usage_json(completion.usage)}
+
+
+def _text_choices(completion: Completion, content: Any) -> Iterator[dict[str, Any]]:
+    """The pieces of the text, each with its share of the tokens."""
+    deltas: list[dict[str, str]] = [{}]
+    if isinstance(content, str):
+        deltas = [{"content": piece} for piece in pieces_of(content) or [""]]
+    for at, delta in enumerate(deltas):
+        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": None}
+        if completion.completion_token_ids is not None:
+            choice["token_ids"] = _share(completion.completion_token_ids, at, len(deltas))
+        if completion.logprobs is not None:
+            choice["logprobs"] = logprobs_json(_share(completion.logprobs, at, len(deltas)))
+        yield choice
+
+
+def _share(values: list[Any], at: int, parts: int) -> list[Any]:
+    return values[at * len(values) // parts : (at + 1) * len(values) // parts]

@@ -1,0 +1,308 @@
+"""Loads tasks: checks a whole file before anything starts, then streams it; takes Python iterables as well."""
+
+from __future__ import annotations
+
+import asyncio
+import fnmatch
+import hashlib
+import json
+import re
+import time
+from array import array
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
+from contextlib import aclosing, closing, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from pydantic import ValidationError
+
+from rollout_engine.config import RunConfig
+from rollout_engine.errors import InputError
+from rollout_engine.problems import MAX_PROBLEMS, all_of, checked, problems_of
+from rollout_engine.specs import EnvironmentSpec, Task, task_body
+from rollout_engine.taskfile import Row, TaskRows
+from rollout_engine.verifiers import check_verifier
+
+TaskSource: TypeAlias = (
+    str | Path | Iterable[Task | Mapping[str, Any]] | AsyncIterable[Task | Mapping[str, Any]]
+)  # a string is a path
+
+CHUNK_TASKS = 256
+CHUNK_S = 0.02
+"""A task that its source has given waits at most about this long for more to come."""
+CLOSE_S = 5.0
+"""An abandoned source that blocks in its thread is waited for this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFile:
+    """What a check found out about a file of tasks."""
+
+    path: str
+    count: int
+    """Tasks that are selected."""
+    total: int
+    """Tasks in the file."""
+    digest: str
+    """Of the selected tasks, in their order; the same for JSONL, gzip and Parquet."""
+    sandboxed: int
+    """Selected tasks that need a sandbox."""
+
+
+def check_tasks(
+    path: str | Path, config: RunConfig, *, pattern: str | None = None, limit: int | None = None
+) -> TaskFile:
+    """Checks every line of a task file against the run's config, with 8 bytes of memory a task.
+
+    Raises InputError that lists up to MAX_PROBLEMS problems, each with line, field and what to do.
+    """
+    rows = TaskRows(path)
+    problems: list[InputError] = []
+    ids, digest, count, sandboxed = array("Q"), hashlib.blake2b(digest_size=16), 0, 0
+    chosen = _selection(pattern)
+    for task, resolved in _checked(rows, config, problems):
+        ids.append(hash(task.task_id) & 0xFFFFFFFFFFFFFFFF)
+        if chosen(task.task_id) and (limit is None or count < limit):
+            count += 1
+            sandboxed += resolved.needs_sandbox
+            digest.update(hashlib.blake2b(task_body(task), digest_size=16).digest())
+    total = len(ids)
+    problems += _duplicates(rows, ids, MAX_PROBLEMS - len(problems))
+    if problems:
+        raise all_of(problems, MAX_PROBLEMS)
+    if count == 0:
+        raise _nothing(rows, total, pattern)
+    return TaskFile(str(path), count, total, digest.hexdigest(), sandboxed)
+
+
+def check_task(task: Task, config: RunConfig) -> Task:
+    """Finds what only shows against the run's config, and returns the task resolved.
+
+    Raises InputError with the dotted field as its `where`.
+    """
+    check_verifier(task.verifier or {})
+    if isinstance(task.prompt, list):
+        for index, message in enumerate(task.prompt):
+            if not isinstance(message.get("role"), str):
+                raise InputError("a message needs a role", f"prompt.{index}.role", "user, assistant, system or tool")
+    for name in task.files:
+        if not name or ".." in name.split("/"):
+            raise InputError(f"{name!r} is no path inside the workspace", "files", "give a path below the workspace")
+    resolved = resolve(task, config)
+    if resolved.needs_sandbox and config.sandbox == "none":
+        raise InputError(
+            "the task needs a sandbox, and the run has none",
+            "env_key" if task.env_key else "environment",
+            "run with --sandbox auto, or drop environment, files, setup, services and tools from the task",
+        )
+    if config.sandbox == "local" and resolved.environment and resolved.environment.require_limits:
+        raise InputError(
+            "the task requires its limits, and the local sandbox holds none",
+            "environment.require_limits",
+            "run with --sandbox auto, namespace or docker",
+        )
+    return resolved
+
+
+def read_tasks(path: str | Path) -> Iterator[Task]:
+    """The tasks of a file, one at a time. Raises InputError at the first that is wrong."""
+    rows = TaskRows(path)
+    for row in rows:
+        try:
+            task = _parse(row.data)
+        except ValidationError as error:
+            raise _row_problems(rows, row, error)[0] from error
+        yield task
+
+
+async def iter_tasks(source: TaskSource) -> AsyncIterator[Task]:
+    """The tasks of a file, a list, a generator or an asynchronous one. Raises InputError at a wrong one."""
+    if isinstance(source, AsyncIterable):
+        number = 0
+        async for each in source:
+            number += 1
+            yield _as_task(each, number)
+        return
+    async with aclosing(task_chunks(source)) as chunks:
+        async for chunk in chunks:
+            for task in chunk:
+                yield task
+
+
+async def task_chunks(source: str | Path | Iterable[Task | Mapping[str, Any]]) -> AsyncGenerator[list[Task], None]:
+    """The tasks of a file or an iterable, some at a time; it may block, for it is read in a thread.
+
+    A task waits at most about CHUNK_S for others. Raises InputError at a wrong one, after those before it.
+    """
+    if isinstance(source, Task | Mapping | bytes):
+        raise InputError("this is one task", "tasks", "give a list of tasks, an iterable, or the path of a file")
+    items = read_tasks(source) if isinstance(source, str | Path) else iter(source)
+    async with aclosing(_chunks(_as_tasks(items))) as chunks:
+        async for chunk in chunks:
+            if chunk:
+                yield chunk
+
+
+def select(tasks: Iterable[Task], *, pattern: str | None = None, limit: int | None = None) -> Iterator[Task]:
+    """The first `limit` tasks whose id matches a shell pattern (`web-*`)."""
+    chosen = _selection(pattern)
+    return islice((task for task in tasks if chosen(task.task_id)), limit)
+
+
+def resolve(task: Task, config: RunConfig) -> Task:
+    """The task with env_key and env_variables folded into its environment, so that a host needs no config for it.
+
+    data_key and data_version become the variables DATA_KEY and DATA_VERSION. A task that has no environment and
+    needs no sandbox stays as it is. Raises InputError for an unknown env_key.
+    """
+    if task.env_key is None and not (task.needs_sandbox and (task.env_variables or task.data_key or task.data_version)):
+        return task
+    base = task.environment or EnvironmentSpec()
+    if task.env_key is not None:
+        try:
+            base = config.environment(task.env_key)
+        except InputError as error:
+            raise InputError(error.message, "env_key", error.fix) from error
+    data = {"DATA_KEY": task.data_key, "DATA_VERSION": task.data_version}
+    env = {**base.env, **{name: value for name, value in data.items() if value is not None}, **task.env_variables}
+    return task.model_copy(
+        update={"environment": base.model_copy(update={"env": env}), "env_key": None, "env_variables": {}}
+    )
+
+
+def _parse(data: bytes | dict[str, Any]) -> Task:
+    return Task.model_validate_json(data) if isinstance(data, bytes) else Task.model_validate(data)
+
+
+def _as_task(each: Any, number: int) -> Task:
+    if isinstance(each, Task):
+        return each
+    try:
+        return checked(Task, each)
+    except InputError as error:
+        field = f": field '{error.where}'" if error.where else ""
+        raise InputError(error.message, f"task number {number}{field}", error.fix) from error
+
+
+def _as_tasks(items: Any) -> Generator[Task, None, None]:
+    with closing(items) if hasattr(items, "close") else nullcontext():
+        for number, each in enumerate(items, 1):
+            yield _as_task(each, number)
+
+
+def _checked(rows: TaskRows, config: RunConfig, problems: list[InputError]) -> Iterator[tuple[Task, Task]]:
+    """The tasks of a file that parse, as written and resolved. Adds what is wrong to `problems`, up to so many."""
+    for row in rows:
+        if len(problems) >= MAX_PROBLEMS:
+            return
+        try:
+            task = _parse(row.data)
+        except ValidationError as error:
+            problems += _row_problems(rows, row, error)
+            continue
+        try:
+            resolved = check_task(task, config)
+        except InputError as error:
+            problems.append(InputError(error.message, rows.where(row.number, error.where), error.fix))
+            resolved = task
+        yield task, resolved
+
+
+def _row_problems(rows: TaskRows, row: Row, error: ValidationError) -> list[InputError]:
+    data: Any = row.data
+    if isinstance(data, bytes):
+        hint = "write one JSON object per line, not one array" if data.lstrip()[:1] == b"[" else "correct the line"
+        try:
+            data = json.loads(data.rstrip().decode())
+        except UnicodeDecodeError as fault:
+            return [InputError("this is no UTF-8", rows.where(row.number, column=fault.start + 1), "save it as UTF-8")]
+        except json.JSONDecodeError as fault:
+            return [InputError(f"this is no JSON: {fault.msg}", rows.where(row.number, column=fault.colno), hint)]
+        except RecursionError:
+            return [InputError("this JSON is nested too deeply", rows.where(row.number), hint)]
+        if not isinstance(data, dict):
+            return [InputError("a task is a JSON object", rows.where(row.number), hint)]
+    return [
+        InputError(problem.message, rows.where(row.number, problem.field), problem.fix)
+        for problem in problems_of(error, Task, data)
+    ]
+
+
+def _duplicates(rows: TaskRows, ids: array[int], at_most: int) -> list[InputError]:
+    """Equal task_ids. Hashes tell which to look at; a second pass finds the lines, only where there are any."""
+    values = np.sort(np.frombuffer(ids, np.uint64)) if ids else np.empty(0, np.uint64)
+    suspects = set(values[1:][values[1:] == values[:-1]].tolist())
+    first: dict[str, int] = {}
+    problems: list[InputError] = []
+    for row in rows if suspects and at_most > 0 else ():
+        try:
+            task = _parse(row.data)
+        except ValidationError:
+            continue
+        if hash(task.task_id) & 0xFFFFFFFFFFFFFFFF not in suspects:
+            continue
+        if task.task_id not in first:
+            first[task.task_id] = row.number
+            continue
+        place = rows.where(row.number, "task_id")
+        problems.append(
+            InputError(
+                f"{task.task_id!r} is also the task of {rows.where(first[task.task_id])}",
+                place,
+                "give each task an id of its own (without one, tasks of the same content are the same)",
+            )
+        )
+        if len(problems) >= at_most:
+            break
+    return problems
+
+
+def _nothing(rows: TaskRows, total: int, pattern: str | None) -> InputError:
+    if total == 0:
+        return InputError("the file holds no task", str(rows.path), "write one JSON object per line")
+    return InputError(f"no task_id matches {pattern!r}", str(rows.path), f"the file has {total} tasks; try --tasks '*'")
+
+
+def _selection(pattern: str | None) -> Callable[[str], object]:
+    return (lambda _: True) if pattern is None else re.compile(fnmatch.translate(pattern)).match
+
+
+async def _chunks(items: Generator[Task, None, None]) -> AsyncGenerator[list[Task], None]:
+    def chunk() -> tuple[list[Task], BaseException | None, bool]:
+        taken: list[Task] = []
+        end = time.monotonic() + CHUNK_S
+        try:
+            for item in items:
+                taken.append(item)
+                if len(taken) >= CHUNK_TASKS or time.monotonic() > end:
+                    return taken, None, False
+        except BaseException as error:  # what came before it is handed out first
+            return taken, error, True
+        return taken, None, True
+
+    running: asyncio.Future[Any] | None = None
+    try:
+        over = False
+        while not over:
+            running = asyncio.get_running_loop().run_in_executor(None, chunk)
+            taken, error, over = await asyncio.shield(running)
+            yield taken
+            if error is not None:
+                raise error
+    finally:
+        if running is not None:
+            await asyncio.wait({running}, timeout=CLOSE_S)
+        if running is None or running.done():
+            items.close()

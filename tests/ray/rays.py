@@ -1,0 +1,123 @@
+"""What tests ask of a Ray cluster and of the machine: actors, processes, and conditions that come true in time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+POLL_S = 0.02
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class SharedRay:
+    """The Ray that this test process is connected to."""
+
+    address: str
+    session_dir: Path
+    token: Path
+
+    def host_pids(self) -> list[int]:
+        """Processes of live host actors, whoever's they are."""
+        import ray._private.state as state
+
+        actors = state.actors().values()
+        return [each["Pid"] for each in actors if each["ActorClassName"] == "RolloutHost" and each["State"] != "DEAD"]
+
+    def environment(self, **more: str) -> dict[str, str]:
+        """For a driver process that joins: the token file, and nothing else of Ray's."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        return {**kept, "RAY_AUTH_TOKEN_PATH": str(self.token), **more}
+
+
+def kill_process(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+async def until(condition: Callable[[], T], what: str, seconds: float = 30.0) -> T:
+    """What the condition gives once it is true."""
+    ends = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < ends, f"not within {seconds:g} s: {what}"
+        await asyncio.sleep(POLL_S)
+    return found
+
+
+def blocking_until(condition: Callable[[], T], what: str, seconds: float = 30.0) -> T:
+    """`until` for tests without an event loop."""
+    return asyncio.run(until(condition, what, seconds))
+
+
+def alive(pids: Iterable[int]) -> list[int]:
+    """Those that are processes, and no zombies."""
+    return [pid for pid in pids if _state(pid) not in ("", "Z", "X")]
+
+
+def descendants(pid: int) -> list[int]:
+    """The processes below one, at this moment."""
+    below: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (fields := _fields(int(entry))):
+            below.setdefault(int(fields[1]), []).append(int(entry))
+    found, look = [], [pid]
+    while look:
+        children = below.get(look.pop(), [])
+        found += children
+        look += children
+    return found
+
+
+def command(pid: int) -> str:
+    """A process's command line, as `ps` shows it."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
+
+
+def temporary_folders() -> set[str]:
+    """The folders of runs without a run_dir, and of whatever else the engine puts there."""
+    folder = Path(os.environ.get("TMPDIR", "/tmp"))
+    return {entry.name for entry in folder.iterdir() if entry.name.startswith("rollout-engine-")}
+
+
+def _fields(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _state(pid: int) -> str:
+    fields = _fields(pid)
+    return fields[0] if fields else ""
+
+
+def start_driver(environment: dict[str, str], **orders: Any) -> subprocess.Popen[str]:
+    """`tests.ray.drive` as a process. Its parent waits for it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.ray.drive", json.dumps(orders)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def said(driver: subprocess.Popen[str]) -> str:
+    """Its next line; empty at its end."""
+    assert driver.stdout is not None
+    return driver.stdout.readline().strip()
