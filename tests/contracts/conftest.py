@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import docker_here
 import pytest
 
 from rollout_engine.sandboxes import make_provider
 from rollout_engine.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
+from tests import docker_here
 
 
 @dataclass(frozen=True)

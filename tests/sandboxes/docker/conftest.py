@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 
-import docker_here
 import pytest
 from docker import APIClient
 from docker.utils import kwargs_from_env
-from docker_here import Daemon
 
 from rollout_engine.sandboxes.base import SandboxSpec
 from rollout_engine.sandboxes.docker import DockerProvider, DockerSandbox
+from tests import docker_here
+from tests.docker_here import Daemon
 
 
 @pytest.fixture(autouse=True)

@@ -12,10 +12,10 @@ import sys
 import time
 
 import pytest
-from docker_here import Daemon
 
 from rollout_engine.sandboxes.base import SandboxSpec
 from rollout_engine.sandboxes.docker import DockerProvider
+from tests.docker_here import Daemon
 
 pytestmark = pytest.mark.docker
 

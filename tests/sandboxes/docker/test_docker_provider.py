@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from docker.errors import APIError
-from docker_here import Daemon
 
 from rollout_engine.errors import InputError, SandboxDied, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes import make_provider
@@ -27,6 +26,7 @@ from rollout_engine.sandboxes.docker import (
     DockerSandbox,
     capabilities,
 )
+from tests.docker_here import Daemon
 
 pytestmark = pytest.mark.docker
 
