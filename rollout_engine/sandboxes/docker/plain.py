@@ -153,6 +153,7 @@ class _PlainRunning:
         self._head = b""
         self._feeding: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._run())
+        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())  # a job may never be asked
 
     def feed(self, data: bytes) -> None:
         self._feeding = asyncio.create_task(self._feed(data))
