@@ -206,7 +206,7 @@ def create_run(
         config=config,
         config_digest=config_digest(config),
         versions=versions(),
-        provenance={"git": git_state(Path.cwd()), **(provenance or {})},
+        provenance={"git": git_state(Path()), **(provenance or {})},
     )
     existed = layout.root.exists()
     try:
@@ -251,7 +251,7 @@ def _local(path: str | os.PathLike[str]) -> Path:
         raise InputError(
             "a run directory is a local or mounted path", where=os.fspath(path), fix="mount the store, or copy the run"
         )
-    return Path(path)
+    return Path(os.path.abspath(path))  # hosts have another working directory
 
 
 def _refuse_taken(layout: Layout) -> None:
