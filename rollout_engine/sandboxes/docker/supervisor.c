@@ -360,7 +360,10 @@ static void kill_group(uint32_t id, const char *at) {
     memcpy(&group, at, 4);
     for (size_t i = 0; i < count; i++) {
         if (commands[i].exited) continue;
-        if (commands[i].id == id) kill(-commands[i].pid, SIGKILL);
+        if (commands[i].id == id && kill(-commands[i].pid, SIGKILL)) { /* it was forked, but has no group yet */
+            kill(commands[i].pid, SIGKILL);
+            kill(-commands[i].pid, SIGKILL);
+        }
         if (commands[i].pid == group) group = 0;
     }
     if (group > 1) kill(-group, SIGKILL);

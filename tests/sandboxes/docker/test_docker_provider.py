@@ -305,3 +305,13 @@ async def test_capabilities_say_what_is_there_and_what_to_do(tmp_path: Path) -> 
     assert not absent.reachable
     assert "DOCKER_HOST" in absent.advice[0]
     assert not (await capabilities("ssh://x")).reachable
+
+
+async def test_a_job_stopped_at_any_moment_of_its_start_has_ended(sandbox: DockerSandbox) -> None:
+    for number in range(200):
+        job = await sandbox.start(["sh", "-c", "sleep 100 & sleep 100 & wait"])
+        await asyncio.sleep(number % 7 * 0.0002)
+        await sandbox.stop(job)
+        assert (await sandbox.poll(job)).exit_code == -9
+    processes = await out(sandbox, "ls /proc | grep -c '^[0-9]'")
+    assert int(processes) < 8
