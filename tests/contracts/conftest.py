@@ -11,6 +11,7 @@ import pytest
 
 from rollout_engine.sandboxes import make_provider
 from rollout_engine.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
+from tests import docker_here
 
 ORDINARY_USER = 61_234
 """An id that nobody has: the launcher gives up root for it."""
@@ -38,14 +39,21 @@ def make_namespace_user(directory: Path) -> SandboxProvider:
     return make_provider("namespace", run_as=ORDINARY_USER)
 
 
+def make_docker(directory: Path) -> SandboxProvider:
+    return make_provider("docker", image="pybox")
+
+
 BACKENDS: dict[str, Backend] = {
     "namespace": Backend(make_namespace),
     "namespace-user": Backend(make_namespace_user, missing=lambda: None if os.geteuid() == 0 else "needs root"),
+    "docker": Backend(make_docker, docker_here.missing),
     "local": Backend(make_local, isolated=False),
 }
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.docker] if name == "docker" else []) for name in sorted(BACKENDS)]
+)
 def backend(request: pytest.FixtureRequest) -> Backend:
     found = BACKENDS[request.param]
     reason = found.missing()
