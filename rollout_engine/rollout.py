@@ -24,7 +24,7 @@ from rollout_engine.errors import (
 )
 from rollout_engine.models.base import ModelClient
 from rollout_engine.permits import Permits
-from rollout_engine.sandboxes.base import Recipe, Sandbox, SandboxProvider, SandboxSpec
+from rollout_engine.sandboxes.base import SNAPSHOT, Recipe, Sandbox, SandboxProvider, SandboxSpec
 from rollout_engine.specs import Task
 from rollout_engine.types import (
     Boundary,
@@ -338,7 +338,7 @@ class Rollout:
     def _handed_over(self) -> list[str]:
         """Which of the agent's files the verifier sees."""
         if self._prepared.verifier.isolation is Isolation.SNAPSHOT:
-            return ["/"]
+            return [SNAPSHOT]
         return list(self._prepared.task.workspace) or [self._prepared.base.workdir]
 
     def _score(self, score: Score) -> None:

@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes import files
-from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, Recipe, SandboxSpec
+from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, SNAPSHOT, JobStatus, Recipe, SandboxSpec
 from rollout_engine.sandboxes.locallayer import Layer
 from rollout_engine.sandboxes.preparing import Together, carry_out, recipe_name
 from rollout_engine.sandboxes.process import Program, kill_marked
@@ -182,6 +182,10 @@ class LocalSandbox:
         self._closing: asyncio.Task[None] | None = None
 
     @property
+    def isolated(self) -> bool:
+        return False
+
+    @property
     def limits_enforced(self) -> str:
         return "none"
 
@@ -261,7 +265,7 @@ class LocalSandbox:
 
     async def export(self, paths: Sequence[str]) -> str:
         await self.quiesce()
-        wanted = ["."] if EVERYTHING in paths else [self._below(path) for path in paths]
+        wanted = ["."] if {EVERYTHING, SNAPSHOT} & set(paths) else [self._below(path) for path in paths]
         layer = await self._provider.keep(Path(self._work), wanted, self._spec.disk_bytes)
         await self.close()
         return layer

@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rollout_engine.errors import SandboxError, SandboxStartError, SandboxUnavailable, describe
-from rollout_engine.sandboxes.base import SandboxSpec
+from rollout_engine.sandboxes.base import Recipe, SandboxSpec
 from rollout_engine.sandboxes.namespace import seccomp
-from rollout_engine.sandboxes.namespace.prepared import LayerBook, Recipe
+from rollout_engine.sandboxes.namespace.prepared import LayerBook
 from rollout_engine.sandboxes.namespace.process import LauncherProcess
 from rollout_engine.sandboxes.namespace.sandbox import NamespaceSandbox
 from rollout_engine.sandboxes.namespace.sources import Sources
@@ -90,16 +89,9 @@ class NamespaceProvider:
                 raise
         return sandbox
 
-    async def prepare(
-        self, spec: SandboxSpec, *, files: Mapping[str, bytes] | None = None,
-        commands: Sequence[Sequence[str]] = (), timeout_s: float = 600.0,
-    ) -> str:  # fmt: skip
-        """Puts files in place and runs commands once, and returns the layer's name for other specs' `layers`.
-
-        The same recipe gives the same name and is not run again while it is kept. Raises SetupError.
-        """
-        recipe = Recipe(spec, dict(files or {}), tuple(tuple(command) for command in commands), timeout_s)
-        return await self._layers.prepare(recipe)
+    async def prepare(self, spec: SandboxSpec, recipe: Recipe) -> SandboxSpec:
+        """The same recipe is not carried out again while its layer is kept, and is when a launcher that died took it along."""
+        return replace(spec, layers=(*spec.layers, await self._layers.prepare(spec, recipe)))
 
     async def release(self, layer: str) -> None:
         """Lets go of a layer; sandboxes that use it keep it for their life."""

@@ -253,6 +253,8 @@ class Launcher:
         paths = message.header["paths"]
         if paths == ["*"]:
             paths = [at for at in box.scratch.uppers if at in box.changes]
+        elif "/" in paths:
+            layers.hide_programs(box.scratch)
         layer = layers.export(box.stacks, box.scratch, paths, opaque)
         self._layers[message.header["layer"]] = layer
         self._reply(message, {})

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import archive, files, users, wire
+from . import archive, files, processes, users, wire
 from .limits import count_oom
 from .spawn import spawn
 from .users import User
@@ -42,7 +42,8 @@ class Supervisor:
         self._oom_seen = count_oom(oom)
         self._ops: dict[str, Callable[[wire.Message], None]] = {
             "exec": self._exec, "kill": self._kill, "read": self._read, "write": self._write, "pack": self._pack,
-            "unpack": self._unpack, "sink": self._sink, "freeze": self._freeze, "listen": self._listen,
+            "unpack": self._unpack, "sink": self._sink, "freeze": self._freeze,
+            "quiesce": self._quiesce, "listen": self._listen,
         }  # fmt: skip
 
     def run(self) -> None:
@@ -176,6 +177,16 @@ class Supervisor:
         for job, started in self._jobs.values():
             self._ended(job, started, -signal.SIGKILL)
         self._jobs.clear()
+        self._reply(message, {})
+
+    def _quiesce(self, message: wire.Message) -> None:
+        """Ends every process but those of the jobs to keep, and what these started.
+
+        A job that has ended keeps nobody: its number may be another's by now.
+        """
+        wanted = message.header["keep"]
+        processes.end_all_but({pid for pid, (job, _) in self._jobs.items() if job in wanted})
+        self._reap()
         self._reply(message, {})
 
     # Files.
