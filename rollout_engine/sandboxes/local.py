@@ -75,12 +75,13 @@ class LocalProvider:
     async def open(self, spec: SandboxSpec) -> LocalSandbox:
         """A fresh directory. Refuses what this backend cannot give: images, other users, held limits."""
         self._refuse(spec)
+        layers = [self._layer(name) for name in spec.layers]
         try:
             root = self._place("sandbox")
             for folder in ("work", "tmp"):
                 (root / folder).mkdir(parents=True)
-            for layer in spec.layers:
-                await asyncio.to_thread(self._layer(layer).put_into, root / "work")
+            for layer in layers:
+                await asyncio.to_thread(layer.put_into, root / "work")
         except OSError as error:
             raise SandboxStartError(f"cannot make a directory for a local sandbox: {error}") from error
         sandbox = LocalSandbox(self, spec, root, f"{self._id}.{root.name}", self._sandboxes.discard)

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,23 @@ from rollout_engine.sandboxes.namespace.reaper import reap
 START_S = 20.0
 STOP_S = 10.0
 
-_CODE = "import sys; sys.path.insert(0, {path!r}); from helper.launcher import main; main({fd})"
+_CODE = "import sys; sys.path[:0] = {paths!r}; from {module} import main; main({fd})"
 
 
 class LauncherProcess:
     """The helper process of one provider. `facts` is what it said of itself."""
 
-    def __init__(self, on_event: Callable[[dict[str, Any]], None], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, on_event: Callable[[dict[str, Any]], None], on_end: Callable[[], None], *,
+        module: str = "helper.launcher", paths: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """`module` has the `main`; it is looked for in `paths` too."""
         self._on_event, self._on_end = on_event, on_end
         self.facts: dict[str, Any] = {}
         self.fatal = ""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            code = _CODE.format(path=str(Path(__file__).parent), fd=theirs.fileno())
+            code = _CODE.format(paths=[str(Path(__file__).parent), *paths], module=module, fd=theirs.fileno())
             self._popen = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", code],
                 stdin=subprocess.DEVNULL,

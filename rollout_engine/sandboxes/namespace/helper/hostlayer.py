@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Sequence
 
 from . import syscalls as sys
 from .identity import Identity
@@ -40,14 +41,14 @@ _WRITTEN = {
 _MAX_FILE = 2 * 2**20
 
 
-def build(identity: Identity) -> Layer:
+def build(identity: Identity, trees: Sequence[str] = _TREES) -> Layer:
     """The host as a layer: the skeleton at /, and each real directory of programs at its own mount point."""
     options = {"mode": "755", "size": "16m", "nr_inodes": "5000"}
     mount = sys.filesystem("tmpfs", options, (), sys.MOUNT_ATTR_NOSUID | sys.MOUNT_ATTR_NODEV)
     stacks = {"/": [mount]}
     for name, mode in _DIRECTORIES.items():
         _mkdir(mount, name, mode)
-    for name in _TREES:
+    for name in trees:
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISLNK(os.lstat(f"/{name}").st_mode):
                 os.symlink(os.readlink(f"/{name}").lstrip("/"), name, dir_fd=mount)

@@ -16,12 +16,15 @@ import socket
 import sys as python
 import time
 import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from . import box as box_process
 from . import hostlayer, layers, limits, wire
 from . import syscalls as sys
+from .box import Serve
 from .identity import Identities, Identity, become_user_root, write_maps
+from .supervisor import supervise
 
 _SWEEP_S = 0.5
 _NEEDLESS = (
@@ -47,8 +50,9 @@ class Box(NamedTuple):
 class Launcher:
     """Makes boxes on request, and clears up after those that have ended."""
 
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
+    def __init__(self, control: socket.socket, serve: Serve, base: Callable[[Identity], layers.Layer]) -> None:
+        """`serve` is what a box does once it is closed in; `base` makes what boxes without a root of their own see."""
+        self._control, self._serve_box, self._make_base = control, serve, base
         self._boxes: dict[int, Box] = {}
         self._pids: dict[str, int] = {}
         self._layers: dict[str, layers.Layer] = {}
@@ -77,7 +81,7 @@ class Launcher:
         limits.remove_dead(controllers)
         self._groups = limits.Groups(controllers)
         self._devices = hostlayer.device_tree()
-        self._layers["host"] = hostlayer.build(self._identities.sample())
+        self._layers["host"] = self._make_base(self._identities.sample())
         held = [controller.name for controller in self._groups.controllers]
         owner = -1 if mode == "user" else self._identities.sample().owner
         self._reply(hello, {"mode": mode, "held": held, "ids": self._identities.count, "owner": owner})
@@ -185,7 +189,7 @@ class Launcher:
         try:
             pid = sys.clone(flags | (sys.CLONE_NEWUSER if identity.base is not None else 0))
             if pid == 0:
-                box_process.live(plan, channel, come, self._lifeline, entries, oom, self._seccomp)
+                box_process.live(self._serve_box, plan, channel, come, self._lifeline, entries, oom, self._seccomp)
             try:
                 self._hand_over(pid, go, stacks, scratch, identity)
             except OSError:
@@ -276,7 +280,9 @@ def _leave_mounts(needed: list[str]) -> None:
                 sys.umount(path)
 
 
-def main(descriptor: int) -> NoReturn:
+def main(
+    descriptor: int, serve: Serve = supervise, base: Callable[[Identity], layers.Layer] = hostlayer.build
+) -> NoReturn:
     """Serves the socket that the host left open at `descriptor`."""
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
@@ -285,7 +291,7 @@ def main(descriptor: int) -> NoReturn:
     sys.rename_process("rollout-box-launcher")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    launcher = Launcher(control)
+    launcher = Launcher(control, serve, base)
     try:
         launcher.start()
         try:

@@ -24,6 +24,11 @@ _OOM_SCORE = 500
 """Added for commands, so that the kernel kills them before their supervisor and before the host's processes."""
 
 
+def supervise(channel: socket.socket, launcher: int, plan: dict[str, Any], oom: int | None, score: int) -> None:
+    """What the boxes of sandboxes do."""
+    Supervisor(channel, launcher, plan, oom, score).run()
+
+
 class Supervisor:
     """Serves one box's socket. Every reply carries the number of its request."""
 
