@@ -13,6 +13,7 @@ import stat
 from . import syscalls as sys
 from .identity import Identity
 from .layers import Layer
+from .stage import Stage
 
 _TREES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _DIRECTORIES = {
@@ -40,7 +41,7 @@ _WRITTEN = {
 _MAX_FILE = 2 * 2**20
 
 
-def build(identity: Identity) -> Layer:
+def build(identity: Identity, stage: Stage) -> Layer:
     """The host as a layer: the skeleton at /, and each real directory of programs at its own mount point."""
     options = {"mode": "755", "size": "16m", "nr_inodes": "5000"}
     mount = sys.filesystem("tmpfs", options, (), sys.MOUNT_ATTR_NOSUID | sys.MOUNT_ATTR_NODEV)
@@ -58,6 +59,7 @@ def build(identity: Identity) -> Layer:
     _mkdir(mount, "home/agent", 0o755)
     _give(mount, ".", identity.owner)
     os.chown("home/agent", identity.owner + min(1000, identity.size - 1), -1, dir_fd=mount)
+    stage.put(mount)
     return Layer(stacks)
 
 
@@ -103,7 +105,7 @@ def _give(mount: int, name: str, owner: int) -> None:
                 os.chown(f"{directory}/{entry}", owner, owner, follow_symlinks=False)
 
 
-def device_tree() -> int:
+def device_tree(stage: Stage) -> int:
     """A detached tree of mounts for /dev: a few harmless devices of the host's, and what programs expect there."""
     mount = sys.filesystem("tmpfs", {"mode": "755", "size": "64k", "nr_inodes": "64"}, (), sys.MOUNT_ATTR_NOSUID)
     links = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
@@ -117,7 +119,9 @@ def device_tree() -> int:
         for name in ("null", "zero", "full", "random", "urandom", "tty"):
             open(f"{scratch}/{name}", "w").close()
             sys.mount(f"/dev/{name}", f"{scratch}/{name}", "", sys.MS_BIND)
-        return sys.open_tree(-100, scratch, recursive=True)
+        tree = sys.open_tree(-100, scratch, recursive=True)
+        stage.put(tree)
+        return tree
     finally:
         sys.umount(scratch)
         os.close(mount)

@@ -22,6 +22,7 @@ from . import box as box_process
 from . import hostlayer, layers, limits, wire
 from . import syscalls as sys
 from .identity import Identities, Identity, become_user_root, write_maps
+from .stage import Stage
 
 _SWEEP_S = 0.5
 _NEEDLESS = (
@@ -76,8 +77,9 @@ class Launcher:
         _leave_mounts([controller.root for controller in controllers])
         limits.remove_dead(controllers)
         self._groups = limits.Groups(controllers)
-        self._devices = hostlayer.device_tree()
-        self._layers["host"] = hostlayer.build(self._identities.sample())
+        self._stage = Stage(pretend_old=hello.header["pretend_old"])
+        self._devices = hostlayer.device_tree(self._stage)
+        self._layers["host"] = hostlayer.build(self._identities.sample(), self._stage)
         held = [controller.name for controller in self._groups.controllers]
         owner = -1 if mode == "user" else self._identities.sample().owner
         self._reply(hello, {"mode": mode, "held": held, "ids": self._identities.count, "owner": owner})
@@ -206,10 +208,10 @@ class Launcher:
         userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC) if identity.idmap else None
         fds: list[int] = []
         try:
-            fds.append(layers.lend(scratch.mount, identity, userns, readonly=False))
+            fds.append(layers.lend(self._stage.copy_once(scratch.mount), identity, userns, readonly=False))
             fds.append(sys.open_tree(self._devices, recursive=True))
             for stack in stacks.values():
-                fds.extend(layers.lend(fd, identity, userns, readonly=True) for fd in stack)
+                fds.extend(layers.lend(sys.open_tree(fd), identity, userns, readonly=True) for fd in stack)
             wire.send(go, {}, b"", tuple(fds))
         finally:
             for fd in (*fds, *([userns] if userns is not None else [])):
@@ -253,13 +255,14 @@ class Launcher:
         paths = message.header["paths"]
         if paths == ["*"]:
             paths = [at for at in box.scratch.uppers if at in box.changes]
-        layer = layers.export(box.stacks, box.scratch, paths, opaque)
+        layer = layers.export(box.stacks, box.scratch, paths, opaque, self._stage)
         self._layers[message.header["layer"]] = layer
         self._reply(message, {})
 
     def _do_drop(self, message: wire.Message) -> None:
         if (layer := self._layers.pop(message.header["layer"], None)) is not None:
             layer.close()
+            self._stage.remove(layer.staged)
         self._reply(message, {})
 
 

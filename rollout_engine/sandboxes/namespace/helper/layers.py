@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from . import syscalls as sys
 from .identity import Identity
+from .stage import Stage
 
 _BENEATH = sys.RESOLVE_BENEATH | sys.RESOLVE_NO_SYMLINKS | sys.RESOLVE_NO_MAGICLINKS
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -20,8 +21,8 @@ class Layer:
     Each is a descriptor of a directory of the host's, or of a detached mount, which lives as long as that.
     """
 
-    def __init__(self, stacks: dict[str, list[int]]) -> None:
-        self.stacks = stacks
+    def __init__(self, stacks: dict[str, list[int]], staged: str = "") -> None:
+        self.stacks, self.staged = stacks, staged
 
     def close(self) -> None:
         for stack in self.stacks.values():
@@ -78,10 +79,9 @@ def _look_like(mount: int, name: str, model: os.stat_result) -> None:
         os.chown(name, model.st_uid, model.st_gid, dir_fd=mount)
 
 
-def lend(fd: int, identity: Identity, userns: int | None, *, readonly: bool) -> int:
-    """A detached mount of a directory for one box, its owners mapped where the box has ids of its own."""
+def lend(mount: int, identity: Identity, userns: int | None, *, readonly: bool) -> int:
+    """Makes a detached mount one box's, its owners mapped where the box has ids of its own. Takes the descriptor."""
     attributes = sys.MOUNT_ATTR_NOSUID | sys.MOUNT_ATTR_NODEV | (sys.MOUNT_ATTR_RDONLY if readonly else 0)
-    mount = sys.open_tree(fd)
     try:
         try:
             sys.set_mount(mount, attributes, userns if identity.idmap else None)
@@ -95,19 +95,23 @@ def lend(fd: int, identity: Identity, userns: int | None, *, readonly: bool) -> 
     return mount
 
 
-def export(stacks: dict[str, list[int]], scratch: Scratch, paths: list[str], opaque: str) -> Layer:
+def export(stacks: dict[str, list[int]], scratch: Scratch, paths: list[str], opaque: str, stage: Stage) -> Layer:
     """What a finished box left at some paths, as a layer of its own. The box must write no more.
 
     A path that is a mount point of the box's base yields what the box changed there; any other yields the
     whole tree that the box saw at that path. Raises FileNotFoundError where a path is no directory.
     """
-    found: dict[str, list[int]] = {}
-    for path in paths:
-        upper = [_open_upper(scratch, path)] if path in scratch.uppers else None
-        found[path] = upper or _collect(stacks, scratch, path, opaque)
-    plain = Layer(found)
+    staged, plain = stage.put(scratch.mount), Layer({})
     try:
-        return Layer({at: [sys.open_tree(fd) for fd in stack] for at, stack in found.items()})
+        for path in paths:
+            upper = [_open_upper(scratch, path)] if path in scratch.uppers else None
+            plain.stacks[path] = upper or _collect(stacks, scratch, path, opaque)
+        if stage.needed:
+            return Layer({at: [os.dup(fd) for fd in stack] for at, stack in plain.stacks.items()}, staged)
+        return Layer({at: [sys.open_tree(fd) for fd in stack] for at, stack in plain.stacks.items()})
+    except OSError:
+        stage.remove(staged)
+        raise
     finally:
         plain.close()
 
