@@ -162,10 +162,11 @@ class Driver:
         for submission in self._submissions:
             submission.fail(self._fatal or RunError("the engine was closed before this submission was done"))
 
-    def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         task = self._loop.create_task(self._guard(work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _guard(self, work: Coroutine[object, object, None]) -> None:
         """A background task that fails ends the run; it is never lost."""
@@ -185,6 +186,7 @@ class Driver:
             for submission in self._submissions:
                 submission.fail(error)
             self._over.set()
+            self._changed.set()
 
     @property
     def fatal(self) -> BaseException | None:
@@ -203,7 +205,7 @@ class Driver:
             submission.fail(self._fatal)
             return
         self._submissions.append(submission)
-        self._spawn(self._plan(submission), "plan")
+        submission.planning = self._spawn(self._plan(submission), "plan")
 
     def cancel(self, keys: Iterable[int]) -> None:
         """Ends rollouts by the user's word: each gets a `cancelled` row."""
@@ -221,9 +223,16 @@ class Driver:
             self._changed.clear()
             await self._changed.wait()
 
-    def cancel_submission(self, submission: Submission) -> None:
-        """Nobody waits for these tasks any more."""
+    def leave(self, submission: Submission) -> None:
+        """Nobody reads it any more: what has not ended is cancelled, and what was not read holds nobody up."""
+        submission.stream = None
+        if submission in self._submissions:
+            self._submissions.remove(submission)
+        if submission.done.is_set():
+            return
         submission.exhausted = True
+        if submission.planning is not None:
+            submission.planning.cancel()
         keys = [
             key
             for slot, opened in self._planner.open.items()
@@ -231,6 +240,7 @@ class Driver:
             for key in range(slot * self.space.per_slot, (slot + 1) * self.space.per_slot)
         ]
         self.cancel(keys)
+        submission.settle()
 
     # -- planning -----------------------------------------------------------------------------------------------
 
@@ -242,6 +252,9 @@ class Driver:
                 if not tasks:
                     break
                 for task in tasks:
+                    if self._scheduler.pending >= self.config.plan_ahead:
+                        self._poke()
+                        await self._room_to_plan()
                     self._add(task, submission)
                 self._poke()
         except Exception as error:
@@ -264,8 +277,6 @@ class Driver:
             submission.open_slots += 1
         for tries in groups:
             self._scheduler.add_group(tries)
-        if self._spent:
-            self._give_up(self._scheduler.drop_all(), _SPENT)
         self._bury()
 
     # -- serving hosts ------------------------------------------------------------------------------------------
@@ -465,10 +476,12 @@ class Driver:
             return
         self._spent = True
         self._note(f"the budget of ${limit:g} is spent: what has not started is cancelled")
-        self._give_up(self._scheduler.drop_all(), _SPENT)
+        self._bury()
 
     def _bury(self) -> None:
-        """Rollouts of models whose breaker has given up get their rows."""
+        """What may not start any more gets its rows: of models whose breaker has given up, or of a spent budget."""
+        if self._spent and self._scheduler.pending:
+            self._give_up(self._scheduler.drop_all(), _SPENT)
         for model in self._scheduler.dead_models():
             breaker = self._scheduler.breakers[model]
             name = self.config.model_names[model]
@@ -526,6 +539,8 @@ class Driver:
         failure = Failure(Boundary.HOST, "HostLost", "its host was lost too often", retryable=True)
         self._give_up(lost.given_up, failure)
         self._give_up(lost.cancelled, None)
+        self._bury()
+        self._changed.set()
         self._poke()
 
     # -- the clock ----------------------------------------------------------------------------------------------
@@ -539,7 +554,7 @@ class Driver:
             now = self._loop.time()
             self.progress.now = now
             self.progress.pending = self._scheduler.pending
-            self.progress.running = sum(peer.link.running for peer in self._peers.values())
+            self.progress.running = sum(self._running_on(peer.link) for peer in self._peers.values())
             self._tell_breakers()
             wake = self._scheduler.next_wakeup()
             if (wake is not None and wake <= now) or (was_behind and not behind):
@@ -548,6 +563,10 @@ class Driver:
                 self._progressed = now
             elif now - self._progressed > limit:
                 await self._stuck(limit)
+
+    def _running_on(self, link: Link) -> int:
+        """What a host said last, or what it has surely started since: it replies only when there is news."""
+        return max(link.running, min(len(self._scheduler.held[link.host_id]), self.config.host.slots))
 
     def _tell_breakers(self) -> None:
         for name, breaker in zip(self.config.model_names, self._scheduler.breakers, strict=True):
