@@ -155,7 +155,7 @@ class NamespaceProvider:
                 "groups": self._control_groups,
                 "pretend_old": self._pretend_old,
             }
-            await launcher.hello(hello, seccomp.program() or b"")
+            await launcher.hello(hello, await asyncio.to_thread(lambda: seccomp.program() or b""))
             spec = SandboxSpec()
             trial = await self._open(launcher, spec, _plan(spec, launcher.facts))
             result = await trial.exec(_TRIAL, timeout_s=OPEN_S)

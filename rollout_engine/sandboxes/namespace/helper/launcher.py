@@ -61,6 +61,13 @@ class Launcher:
     def start(self) -> None:
         """Takes the first message: what to be. Answers what works."""
         hello = wire.receive_wait(self._control)
+        try:
+            self._reply(hello, self._become(hello))
+        except OSError as error:
+            self._reply(hello, {"error": str(error)})
+            raise
+
+    def _become(self, hello: wire.Message) -> dict[str, Any]:
         self._seccomp = hello.blob
         mode = hello.header["mode"]
         if (user := hello.header["run_as"]) is not None:
@@ -82,7 +89,7 @@ class Launcher:
         self._layers["host"] = hostlayer.build(self._identities.sample(), self._stage)
         held = [controller.name for controller in self._groups.controllers]
         owner = -1 if mode == "user" else self._identities.sample().owner
-        self._reply(hello, {"mode": mode, "held": held, "ids": self._identities.count, "owner": owner})
+        return {"mode": mode, "held": held, "ids": self._identities.count, "owner": owner}
 
     def run(self) -> None:
         woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
