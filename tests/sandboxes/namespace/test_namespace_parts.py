@@ -154,7 +154,18 @@ def test_the_launcher_needs_nothing_but_the_standard_library() -> None:
     )
     names = set(eval(said.stdout))  # a list of our own making
     assert names <= set(sys.stdlib_module_names) | {"helper", "__main__"}
-    assert not names & {"asyncio", "multiprocessing", "http", "ssl", "logging", "urllib", "email", "tarfile"}
+    assert not names & {
+        "asyncio",
+        "multiprocessing",
+        "http",
+        "ssl",
+        "logging",
+        "urllib",
+        "email",
+        "tarfile",
+        "subprocess",
+        "threading",
+    }
 
 
 async def test_capabilities_say_what_works_and_what_to_do() -> None:

@@ -15,7 +15,6 @@ import signal
 import socket
 import sys as python
 import time
-import traceback
 from typing import Any, NamedTuple, NoReturn
 
 from . import box as box_process
@@ -302,8 +301,8 @@ def main(descriptor: int) -> NoReturn:
             launcher.stop()
     except wire.Closed:
         pass
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(wire.Closed, OSError):
-            wire.send(control, {"fatal": traceback.format_exc()})
+            wire.send(control, {"fatal": f"{type(error).__name__}: {error}"})
         python.exit(1)
     python.exit(0)

@@ -18,6 +18,7 @@ MAX_PACKET = 96 * 1024
 MAX_FDS = 100
 MAX_MESSAGE = 256 * 2**20
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 _INT = array.array("i").itemsize
 _FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 _HEAD = struct.Struct("<BI")
@@ -46,7 +47,7 @@ class BadMessage(Exception):
 
 def send(sock: socket.socket, header: dict[str, Any], blob: bytes = b"", fds: tuple[int, ...] = ()) -> None:
     """Sends one message. Raises BlockingIOError where the socket is full, Closed where nobody reads it."""
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _encode(header).encode()
     try:
         if len(text) + len(blob) + _HEAD.size <= MAX_PACKET:
             _send(sock, [_HEAD.pack(_INLINE, len(text)), text, blob], fds)
