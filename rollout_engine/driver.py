@@ -554,7 +554,7 @@ class Driver:
             now = self._loop.time()
             self.progress.now = now
             self.progress.pending = self._scheduler.pending
-            self.progress.running = sum(peer.link.running for peer in self._peers.values())
+            self.progress.running = sum(self._running_on(peer.link) for peer in self._peers.values())
             self._tell_breakers()
             wake = self._scheduler.next_wakeup()
             if (wake is not None and wake <= now) or (was_behind and not behind):
@@ -563,6 +563,10 @@ class Driver:
                 self._progressed = now
             elif now - self._progressed > limit:
                 await self._stuck(limit)
+
+    def _running_on(self, link: Link) -> int:
+        """What a host said last, or what it has surely started since: it replies only when there is news."""
+        return max(link.running, min(len(self._scheduler.held[link.host_id]), self.config.host.slots))
 
     def _tell_breakers(self) -> None:
         for name, breaker in zip(self.config.model_names, self._scheduler.breakers, strict=True):

@@ -96,8 +96,15 @@ def _part_table(path: Path, schema: pa.Schema, columns: Sequence[str]) -> pa.Tab
 def rollout_turns(layout: Layout, space: KeySpace, rollout_id: str) -> list[Turn]:
     """The turns of one rollout, in order. Raises InputError where there is no such rollout, RunError for damage."""
     found = _from_parts(layout, "turns", lambda parts: [row for part in parts for row in _part_turns(part, rollout_id)])
-    # Without rows in `turns` a rollout has none, or its trace was missing, or there is no such rollout: the log knows.
-    return found or _log_turns(layout, space, rollout_id)
+    if found or _from_parts(layout, "rollouts", lambda parts: any(_has_no_turns(part, rollout_id) for part in parts)):
+        return found or []
+    return _log_turns(layout, space, rollout_id)  # which also knows of a trace that compaction could not read
+
+
+def _has_no_turns(path: Path, rollout_id: str) -> bool:
+    rows = _part_table(path, ROLLOUTS, ["rollout_id", "num_turns"])
+    found = rows.filter(pc.equal(rows.column("rollout_id"), rollout_id)).column("num_turns").to_pylist()
+    return bool(found == [0])
 
 
 def _part_turns(path: Path, rollout_id: str) -> list[Turn]:

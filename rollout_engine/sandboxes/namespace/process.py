@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollout_engine.errors import SandboxUnavailable
+from rollout_engine.errors import SandboxStartError
 from rollout_engine.sandboxes.namespace.channel import Channel
 from rollout_engine.sandboxes.namespace.helper.wire import Closed, Message
 from rollout_engine.sandboxes.namespace.reaper import reap
@@ -52,18 +52,20 @@ class LauncherProcess:
         return self._popen.pid
 
     async def hello(self, header: dict[str, Any], seccomp: bytes) -> None:
-        """The first request. Raises SandboxUnavailable where the launcher cannot start."""
+        """The first request. Raises SandboxStartError where the launcher cannot start."""
         self.facts = (await self.ask({"op": "hello", **header}, seccomp, START_S)).header
+        if "error" in self.facts:
+            raise SandboxStartError(f"the launcher could not start: {self.facts['error']}")
 
     async def ask(
         self, header: dict[str, Any], blob: bytes = b"", timeout_s: float = START_S, fds: tuple[int, ...] = ()
     ) -> Message:
-        """A request and its reply. Raises SandboxUnavailable where the launcher is gone or does not answer."""
+        """A request and its reply. Raises SandboxStartError where the launcher is gone or does not answer."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self.channel.request(header, blob, fds)
         except (Closed, TimeoutError) as error:
-            raise SandboxUnavailable(f"the launcher of the namespace sandbox is gone: {self.fatal or error}") from error
+            raise SandboxStartError(f"the launcher of the namespace sandbox is gone: {self.fatal or error}") from error
 
     def _event(self, message: Message) -> None:
         message.drop()

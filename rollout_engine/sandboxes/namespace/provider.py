@@ -29,14 +29,15 @@ class NamespaceProvider:
 
     def __init__(
         self, *, run_as: int | None = None, mode: str | None = None, control_groups: bool = True,
-        cache: Path | None = None, max_layers: int = 256,
+        cache: Path | None = None, max_layers: int = 256, pretend_old_kernel: bool = False,
     ) -> None:  # fmt: skip
         """As root, `run_as` lets the launcher be an ordinary user; `mode` pins what is otherwise tried out.
 
         `control_groups` False leaves them alone, as if there were none. Unpacked images are kept in `cache`
-        (None: /var/tmp), prepared layers and exports in memory, at most `max_layers`.
+        (None: /var/tmp), prepared layers and exports in memory, at most `max_layers`. `pretend_old_kernel` takes
+        the way of kernels before 6.15, for tests.
         """
-        self._run_as, self._control_groups = run_as, control_groups
+        self._run_as, self._control_groups, self._pretend_old = run_as, control_groups, pretend_old_kernel
         ordinary = run_as is not None or os.geteuid() != 0
         self._modes = ("user",) if ordinary else (mode,) if mode else ("ranges", "shared", "plain")
         self._launcher: LauncherProcess | None = None
@@ -140,8 +141,13 @@ class NamespaceProvider:
     async def _start_as(self, mode: str) -> LauncherProcess:
         launcher = LauncherProcess(self._on_event, self._on_launcher_end)
         try:
-            hello = {"mode": mode, "run_as": self._run_as, "groups": self._control_groups}
-            await launcher.hello(hello, seccomp.program() or b"")
+            hello = {
+                "mode": mode,
+                "run_as": self._run_as,
+                "groups": self._control_groups,
+                "pretend_old": self._pretend_old,
+            }
+            await launcher.hello(hello, await asyncio.to_thread(lambda: seccomp.program() or b""))
             spec = SandboxSpec()
             trial = await self._open(launcher, spec, _plan(spec, launcher.facts))
             result = await trial.exec(_TRIAL, timeout_s=OPEN_S)

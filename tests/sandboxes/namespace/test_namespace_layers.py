@@ -237,6 +237,21 @@ class TestBeyond:
         assert (await provider.facts())["mode"] == mode
         await provider.close()
 
+    @pytest.mark.parametrize("mode", ["ranges", "plain"])
+    async def test_the_way_of_older_kernels(self, root_provider: NamespaceProvider, mode: str) -> None:
+        provider = NamespaceProvider(mode=mode, pretend_old_kernel=True, max_layers=4)
+        for number in range(6):
+            layer = await prepared(provider, {"f": b"1", "d/g": bytes([number])})
+            agent = await provider.open(SandboxSpec(layers=(layer,)))
+            await sh(agent, "echo 2 > f; ls / /usr > /dev/null")
+            exported = await agent.export(["."])
+            verifiers = [await provider.open(SandboxSpec(layers=(layer, exported))) for _ in range(3)]
+            assert await verifiers[2].read_file("f") == b"2\n"
+            assert await verifiers[0].read_file("d/g") == bytes([number])
+            await asyncio.gather(*(box.close() for box in verifiers))
+        assert await (await provider.open(SandboxSpec(layers=(layer,)))).read_file("f") == b"1"
+        await provider.close()
+
     async def test_limits_that_cannot_be_held_are_refused_on_demand(self, kind: str) -> None:
         if kind == "root" and os.geteuid():
             pytest.skip("needs root")

@@ -45,7 +45,7 @@ def live(
         socket.sethostname("box")
         _make_workdir(plan)
         _confine(plan, seccomp)
-        wire.send(channel, {"ready": True, "limits": limits.describe(set(plan["held"]), pid_max=held)})
+        plan["enforced"] = limits.describe(set(plan["held"]), pid_max=held)
         serve(channel, launcher, plan, oom, score)
     except wire.Closed:
         pass

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from . import syscalls as sys
 from .identity import Identity
+from .stage import Stage
 
 _BENEATH = sys.RESOLVE_BENEATH | sys.RESOLVE_NO_SYMLINKS | sys.RESOLVE_NO_MAGICLINKS
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -26,8 +27,8 @@ class Layer:
     Each is a descriptor of a directory of the host's, or of a detached mount, which lives as long as that.
     """
 
-    def __init__(self, stacks: dict[str, list[int]]) -> None:
-        self.stacks = stacks
+    def __init__(self, stacks: dict[str, list[int]], staged: str = "") -> None:
+        self.stacks, self.staged = stacks, staged
 
     def close(self) -> None:
         for stack in self.stacks.values():
@@ -84,10 +85,9 @@ def _look_like(mount: int, name: str, model: os.stat_result) -> None:
         os.chown(name, model.st_uid, model.st_gid, dir_fd=mount)
 
 
-def lend(fd: int, identity: Identity, userns: int | None, *, readonly: bool) -> int:
-    """A detached mount of a directory for one box, its owners mapped where the box has ids of its own."""
+def lend(mount: int, identity: Identity, userns: int | None, *, readonly: bool) -> int:
+    """Makes a detached mount one box's, its owners mapped where the box has ids of its own. Takes the descriptor."""
     attributes = sys.MOUNT_ATTR_NOSUID | sys.MOUNT_ATTR_NODEV | (sys.MOUNT_ATTR_RDONLY if readonly else 0)
-    mount = sys.open_tree(fd)
     try:
         try:
             sys.set_mount(mount, attributes, userns if identity.idmap else None)
@@ -101,26 +101,39 @@ def lend(fd: int, identity: Identity, userns: int | None, *, readonly: bool) -> 
     return mount
 
 
-def export(stacks: dict[str, list[int]], scratch: Scratch, paths: list[str], opaque: str) -> Layer:
+def export(stacks: dict[str, list[int]], scratch: Scratch, paths: list[str], opaque: str, stage: Stage) -> Layer:
     """What a finished box left at some paths, as a layer of its own. The box must write no more.
 
     A path that is a mount point of the box's base yields what the box changed there; any other directory the
     whole tree that the box saw there. Anything else comes if the box made, changed or removed it.
     """
-    found: dict[str, list[int]] = {}
+    staged, plain = stage.put(scratch.mount), Layer({})
     try:
-        for path in paths:
-            if path in scratch.uppers:
-                found[path] = [_open_upper(scratch, path)]
-            elif tree := _collect(stacks, scratch, path, opaque):
-                found[path] = tree
-        for at in sorted(scratch.uppers):
-            single = [path for path in paths if path not in found and _mount_of(path, scratch.uppers) == at]
-            if single:
-                found.setdefault(at, []).append(_pick(scratch, at, single))
-        return Layer({at: [sys.open_tree(fd) for fd in stack] for at, stack in found.items()})
+        plain.stacks = _wanted(stacks, scratch, paths, opaque)
+        if stage.needed:
+            return Layer({at: [os.dup(fd) for fd in stack] for at, stack in plain.stacks.items()}, staged)
+        return Layer({at: [sys.open_tree(fd) for fd in stack] for at, stack in plain.stacks.items()})
+    except OSError:
+        stage.remove(staged)
+        raise
     finally:
-        Layer(found).close()
+        plain.close()
+
+
+def _wanted(
+    stacks: dict[str, list[int]], scratch: Scratch, paths: list[str], opaque: str
+) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for path in paths:
+        if path in scratch.uppers:
+            found[path] = [_open_upper(scratch, path)]
+        elif tree := _collect(stacks, scratch, path, opaque):
+            found[path] = tree
+    for at in sorted(scratch.uppers):
+        single = [path for path in paths if path not in found and _mount_of(path, scratch.uppers) == at]
+        if single:
+            found.setdefault(at, []).append(_pick(scratch, at, single))
+    return found
 
 
 def _mount_of(path: str, mounts: Iterable[str]) -> str:

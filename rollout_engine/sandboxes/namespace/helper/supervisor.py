@@ -25,7 +25,8 @@ _OOM_SCORE = 500
 
 
 def supervise(channel: socket.socket, launcher: int, plan: dict[str, Any], oom: int | None, score: int) -> None:
-    """What the boxes of sandboxes do."""
+    """What the boxes of sandboxes do: they say that they are ready, and serve."""
+    wire.send(channel, {"ready": True, "limits": plan["enforced"]})
     Supervisor(channel, launcher, plan, oom, score).run()
 
 
