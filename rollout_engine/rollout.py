@@ -43,7 +43,7 @@ from rollout_engine.types import (
     Turn,
     new_record,
 )
-from rollout_engine.verifiers.base import Verifier
+from rollout_engine.verifiers.base import Verifier, takes_sandbox
 
 CALL_GRACE_S = 1.0
 """A model call may outlive the agent's time by this much, so that it is the agent's limit that ends the agent."""
@@ -297,7 +297,7 @@ class Rollout:
     async def _verdict(self, trajectory: Trajectory) -> Score:
         """The verifier's finding, in the isolation that it asks for."""
         verifier, task = self._prepared.verifier, self._prepared.task
-        if verifier.isolation is Isolation.PURE:
+        if not takes_sandbox(verifier):
             return await verifier.verify(task, trajectory, None)
         if verifier.isolation is Isolation.IN_PLACE and self._sandbox is not None:
             await self._sandbox.quiesce()
