@@ -26,6 +26,7 @@ from rollout_engine.rollout import Model, PreparedTask, Resources, Rollout
 from rollout_engine.sandboxes import make_provider
 from rollout_engine.store.traces import TraceWriter, sees_run
 from rollout_engine.types import RolloutRecord, RolloutSpec, Sampling, new_record
+from rollout_engine.verifiers.workshop import Workshop
 
 log = logging.getLogger(__name__)
 
@@ -121,11 +122,13 @@ class Host:
             )
             for spec in config.models
         }
+        provider = None if config.sandbox == "none" else make_provider(config.sandbox)
+        self._workshop = Workshop(provider)
         self._resources = Resources(
             config=config,
             agent=make_agent(config.agent, config.agent_options),
             models=self._models,
-            provider=None if config.sandbox == "none" else make_provider(config.sandbox),
+            provider=provider,
             starting=asyncio.Semaphore(self._spec.starting),
             verifying=asyncio.Semaphore(self._spec.verifying),
             host_id=self.plan.host_id,
@@ -146,6 +149,7 @@ class Host:
             await asyncio.wait(tasks, timeout=CLOSE_S)
         if self._traces is not None:
             await asyncio.to_thread(self._traces.close)
+        await self._workshop.close()
         if self._resources.provider is not None:
             await self._resources.provider.close()
         for model in self._models.values():
@@ -323,7 +327,7 @@ class Host:
         body = self._bodies[digest]
         if body.prepared is None:
             try:
-                body.prepared = prepare(body.raw, self.plan.config)
+                body.prepared = prepare(body.raw, self.plan.config, self._workshop)
             except Exception as error:
                 raise TaskBodyError(f"{type(error).__name__}: {error}") from error
         return body.prepared

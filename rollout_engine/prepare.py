@@ -10,9 +10,10 @@ from rollout_engine.sandboxes.base import Recipe
 from rollout_engine.specs import Task
 from rollout_engine.tasks import needs_sandbox
 from rollout_engine.verifiers import make_verifier
+from rollout_engine.verifiers.workshop import Workshop
 
 
-def prepare(body: bytes, config: RunConfig) -> PreparedTask:
+def prepare(body: bytes, config: RunConfig, workshop: Workshop | None = None) -> PreparedTask:
     """Raises pydantic's ValidationError or InputError where the body does not fit this version."""
     task = Task.model_validate_json(body)
     run = config.limits
@@ -28,7 +29,7 @@ def prepare(body: bytes, config: RunConfig) -> PreparedTask:
     files = {path: text.encode() for path, text in task.files.items()}
     return PreparedTask(
         task=task,
-        verifier=make_verifier(task.verifier or {}, timeout_s=verify_s),
+        verifier=make_verifier(task.verifier or {}, timeout_s=verify_s, workshop=workshop),
         sandbox=base if needs_sandbox(task, config) else None,
         base=base,
         recipe=Recipe(files, tuple(task.setup), start_s),

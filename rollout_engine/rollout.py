@@ -24,7 +24,7 @@ from rollout_engine.errors import (
 )
 from rollout_engine.models.base import ModelClient
 from rollout_engine.permits import Permits
-from rollout_engine.sandboxes.base import Recipe, Sandbox, SandboxProvider, SandboxSpec
+from rollout_engine.sandboxes.base import SNAPSHOT, Recipe, Sandbox, SandboxProvider, SandboxSpec
 from rollout_engine.services import start_services
 from rollout_engine.specs import Task
 from rollout_engine.types import (
@@ -44,7 +44,7 @@ from rollout_engine.types import (
     Turn,
     new_record,
 )
-from rollout_engine.verifiers.base import Verifier
+from rollout_engine.verifiers.base import Verifier, takes_sandbox
 
 CALL_GRACE_S = 1.0
 """A model call may outlive the agent's time by this much, so that it is the agent's limit that ends the agent."""
@@ -301,7 +301,7 @@ class Rollout:
     async def _verdict(self, trajectory: Trajectory) -> Score:
         """The verifier's finding, in the isolation that it asks for."""
         verifier, task = self._prepared.verifier, self._prepared.task
-        if verifier.isolation is Isolation.PURE:
+        if not takes_sandbox(verifier):
             return await verifier.verify(task, trajectory, None)
         if verifier.isolation is Isolation.IN_PLACE and self._sandbox is not None:
             await self._sandbox.quiesce(keep=self._services)
@@ -342,7 +342,7 @@ class Rollout:
     def _handed_over(self) -> list[str]:
         """Which of the agent's files the verifier sees."""
         if self._prepared.verifier.isolation is Isolation.SNAPSHOT:
-            return ["/"]
+            return [SNAPSHOT]
         return list(self._prepared.task.workspace) or [self._prepared.base.workdir]
 
     def _score(self, score: Score) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from rollout_engine.errors import ExecTimeout, InputError, SandboxUnavailable
+from rollout_engine.errors import ExecTimeout, InputError, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes import make_provider, sandbox_spec
 from rollout_engine.sandboxes.auto import AutoProvider
 from rollout_engine.sandboxes.base import SandboxSpec
@@ -51,7 +51,6 @@ async def test_other_absolute_paths_are_the_hosts(tmp_path: Path) -> None:
     [
         SandboxSpec(image="python:3.12"),
         SandboxSpec(directory="/srv/root"),
-        SandboxSpec(layers=("a",)),
         SandboxSpec(require_limits=True),
         SandboxSpec(user="somebody-else"),
     ],
@@ -59,6 +58,12 @@ async def test_other_absolute_paths_are_the_hosts(tmp_path: Path) -> None:
 async def test_it_refuses_what_it_cannot_give(tmp_path: Path, spec: SandboxSpec) -> None:
     with pytest.raises(SandboxUnavailable):
         await LocalProvider(tmp_path).open(spec)
+    assert entries(tmp_path) == []
+
+
+async def test_it_refuses_a_layer_that_it_does_not_have(tmp_path: Path) -> None:
+    with pytest.raises(SandboxStartError, match="gone"):
+        await LocalProvider(tmp_path).open(SandboxSpec(layers=("a",)))
     assert entries(tmp_path) == []
 
 

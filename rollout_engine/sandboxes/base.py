@@ -47,6 +47,9 @@ class SandboxSpec:
 
 EVERYTHING = "*"
 """`export`ed: all that was changed since the sandbox was opened, wherever it is."""
+SNAPSHOT = "/"
+"""`export`ed: the same, but for the directories of programs (/usr, /bin, /lib, ...) and what the loader, shells and
+Python read from /etc at their start: whoever sees the layer runs the programs of its own base."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,11 @@ class Sandbox(Protocol):
 
     Faults of the provider raise SandboxError (SandboxDied once it is gone); they are never command output.
     """
+
+    @property
+    def isolated(self) -> bool:
+        """Whether it has files and processes of its own, which code that nobody trusts cannot leave."""
+        ...
 
     @property
     def limits_enforced(self) -> str:
@@ -158,7 +166,7 @@ class Sandbox(Protocol):
     async def export(self, paths: Sequence[str]) -> str:
         """Ends the sandbox, and makes what is at `paths` a layer for other sandboxes of the same provider.
 
-        A directory comes as the sandbox saw it; EVERYTHING as all that was changed. The layer is read-only to
+        A directory comes as the sandbox saw it; EVERYTHING and SNAPSHOT as what was changed. The layer is read-only to
         them and lives until `release`. Raises ValueError where it is larger than the sandbox's own disk limit.
         """
         ...

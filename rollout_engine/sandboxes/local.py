@@ -25,7 +25,7 @@ from typing import TypeVar
 
 from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes import files
-from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, Recipe, SandboxSpec
+from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, SNAPSHOT, JobStatus, Recipe, SandboxSpec
 from rollout_engine.sandboxes.local_stream import LocalStream, open_stream
 from rollout_engine.sandboxes.locallayer import Layer
 from rollout_engine.sandboxes.preparing import Together, carry_out, recipe_name
@@ -76,12 +76,13 @@ class LocalProvider:
     async def open(self, spec: SandboxSpec) -> LocalSandbox:
         """A fresh directory. Refuses what this backend cannot give: images, other users, held limits."""
         self._refuse(spec)
+        layers = [self._layer(name) for name in spec.layers]
         try:
             root = self._place("sandbox")
             for folder in ("work", "tmp"):
                 (root / folder).mkdir(parents=True)
-            for layer in spec.layers:
-                await asyncio.to_thread(self._layer(layer).put_into, root / "work")
+            for layer in layers:
+                await asyncio.to_thread(layer.put_into, root / "work")
         except OSError as error:
             raise SandboxStartError(f"cannot make a directory for a local sandbox: {error}") from error
         sandbox = LocalSandbox(self, spec, root, f"{self._id}.{root.name}", self._sandboxes.discard)
@@ -184,6 +185,10 @@ class LocalSandbox:
         self._closing: asyncio.Task[None] | None = None
 
     @property
+    def isolated(self) -> bool:
+        return False
+
+    @property
     def limits_enforced(self) -> str:
         return "none"
 
@@ -266,7 +271,7 @@ class LocalSandbox:
 
     async def export(self, paths: Sequence[str]) -> str:
         await self.quiesce()
-        wanted = ["."] if EVERYTHING in paths else [self._below(path) for path in paths]
+        wanted = ["."] if {EVERYTHING, SNAPSHOT} & set(paths) else [self._below(path) for path in paths]
         layer = await self._provider.keep(Path(self._work), wanted, self._spec.disk_bytes)
         await self.close()
         return layer

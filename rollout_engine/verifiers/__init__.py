@@ -8,18 +8,24 @@ from typing import Any, cast
 from rollout_engine.errors import InputError
 from rollout_engine.plugins import find
 from rollout_engine.verifiers.base import Verifier
+from rollout_engine.verifiers.workshop import Workshop
 
 VERIFIERS: dict[str, str] = {
+    "code": "rollout_engine.verifiers.code:Code",
     "match": "rollout_engine.verifiers.match:Match",
+    "script": "rollout_engine.verifiers.script:Script",
 }
 """`type` -> `module:attribute` of a factory `(spec, *, timeout_s) -> Verifier`, which raises InputError about a
-spec that it cannot use, with the dotted field (`verifier.pattern`) as its `where`."""
+spec that it cannot use, with the dotted field (`verifier.pattern`) as its `where`. One with `uses_workshop = True`
+also gets `workshop`: what the verifiers of its host share, or None where it is only made to see whether it can be."""
 
 ENTRY_POINTS = "rollout_engine.verifiers"
 """Installed packages add types under this entry-point group."""
 
 
-def make_verifier(spec: Mapping[str, Any], *, timeout_s: float = 300.0) -> Verifier:
+def make_verifier(
+    spec: Mapping[str, Any], *, timeout_s: float = 300.0, workshop: Workshop | None = None
+) -> Verifier:
     """The verifier that a task's `verifier` describes. Raises InputError naming the field.
 
     `timeout_s` is the verifier's limit for one verdict; it raises VerifierTimeout beyond it.
@@ -32,7 +38,8 @@ def make_verifier(spec: Mapping[str, Any], *, timeout_s: float = 300.0) -> Verif
             f"name a type: {', '.join(sorted(VERIFIERS))}, or module:attribute of your own",
         )
     factory = find(kind, VERIFIERS, "verifier", group=ENTRY_POINTS, where="verifier.type")
-    return cast("Verifier", factory(spec, timeout_s=timeout_s))
+    shared = {"workshop": workshop} if getattr(factory, "uses_workshop", False) else {}
+    return cast("Verifier", factory(spec, timeout_s=timeout_s, **shared))
 
 
 def check_verifier(spec: Mapping[str, Any]) -> None:

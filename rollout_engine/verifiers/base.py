@@ -14,9 +14,17 @@ class Verifier(Protocol):
 
     @property
     def isolation(self) -> Isolation:
-        """Where it runs. PURE verifiers get no sandbox."""
+        """Where it runs. PURE verifiers get no sandbox.
+
+        Others get one, unless they say `takes_sandbox = False`: they find themselves a clean place.
+        """
         ...
 
     async def verify(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Score:
         """Returns a finding. Raises VerifierError where it has none; any other error means the same."""
         ...
+
+
+def takes_sandbox(verifier: Verifier) -> bool:
+    """Whether `verify` wants a sandbox."""
+    return verifier.isolation is not Isolation.PURE and getattr(verifier, "takes_sandbox", True)

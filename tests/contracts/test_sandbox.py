@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from rollout_engine.errors import ExecTimeout, SandboxDied
-from rollout_engine.sandboxes.base import MAX_OUTPUT_BYTES, Sandbox, SandboxProvider, SandboxSpec
+from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, SetupError
+from rollout_engine.sandboxes.base import (
+    EVERYTHING,
+    MAX_OUTPUT_BYTES,
+    SNAPSHOT,
+    Recipe,
+    Sandbox,
+    SandboxProvider,
+    SandboxSpec,
+)
 from rollout_engine.types import ExecResult
 
 Factory = Callable[[Path], SandboxProvider]
@@ -460,6 +470,168 @@ class TestJobs:
         await opened.start(["sh", "-c", f"sleep {mark} & sleep {mark}"])
         await opened.close()
         await nothing_runs(mark)
+
+
+class TestPrepare:
+    async def test_files_and_commands_are_there_for_every_sandbox(self, provider: SandboxProvider) -> None:
+        recipe = Recipe({"data/in": b"input", "run": b"#!/bin/sh\necho ran\n"}, ("mkdir made", "cp data/in made/copy"))
+        spec = await provider.prepare(SandboxSpec(), recipe)
+        first, second = await provider.open(spec), await provider.open(spec)
+        assert await text(first, "cat data/in made/copy; ./run; rm data/in; echo mine > made/copy") == "inputinputran\n"
+        assert await text(second, "cat data/in made/copy") == "inputinput"
+        await asyncio.gather(first.close(), second.close())
+
+    async def test_it_happens_once_for_all_who_ask(self, provider: SandboxProvider, tmp_path: Path) -> None:
+        recipe = Recipe({}, ("head -c 8 /dev/urandom > id; sleep 0.1",))
+        specs = await asyncio.gather(*(provider.prepare(SandboxSpec(label=str(n)), recipe) for n in range(5)))
+        specs.append(await provider.prepare(SandboxSpec(), recipe))
+        opened = [await provider.open(spec) for spec in specs]
+        assert len({await each.read_file("id") for each in opened}) == 1
+        await asyncio.gather(*(each.close() for each in opened))
+
+    async def test_a_command_that_fails_says_why_and_is_tried_again_by_the_next(
+        self, provider: SandboxProvider
+    ) -> None:
+        for _ in range(2):
+            with pytest.raises(SetupError, match=r"(?s)exited with 3: why"):
+                await provider.prepare(SandboxSpec(), Recipe({}, ("echo why >&2; exit 3",)))
+
+    async def test_a_command_that_does_not_end_is_a_setup_error(self, provider: SandboxProvider, mark: str) -> None:
+        with pytest.raises(SetupError, match="sleep"):
+            await provider.prepare(SandboxSpec(), Recipe({}, (f"sleep {mark}",), timeout_s=0.3))
+        await nothing_runs(mark)
+
+    async def test_cancelled_it_leaves_nothing_running_but_goes_on_for_others(
+        self, provider: SandboxProvider, mark: str
+    ) -> None:
+        recipe = Recipe({}, (f"touch made; sleep {mark}",))
+        waiting = [asyncio.create_task(provider.prepare(SandboxSpec(), recipe)) for _ in range(2)]
+
+        async def up() -> bool:
+            return bool(running(mark))
+
+        await until(up, "the command runs")
+        for task, left in zip(waiting, (True, False), strict=True):
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert bool(running(mark)) == left
+
+    async def test_a_prepared_spec_can_be_prepared_further(self, provider: SandboxProvider) -> None:
+        below = await provider.prepare(SandboxSpec(), Recipe({"a": b"1", "b": b"1"}))
+        above = await provider.prepare(below, Recipe({"b": b"2"}, ("rm a",)))
+        opened = await provider.open(above)
+        assert await text(opened, "ls; cat b") == "b\n2"
+        await opened.close()
+
+
+class TestExport:
+    async def handed_over(self, provider: SandboxProvider, script: str, *paths: str) -> Sandbox:
+        """A sandbox that sees what another's script left at some paths, over what both were prepared with."""
+        spec = await provider.prepare(SandboxSpec(), Recipe({"keep": b"k", "gone": b"g", "d/old": b"o", "e/old": b"o"}))
+        agent = await provider.open(spec)
+        await text(agent, script)
+        layer = await agent.export(list(paths))
+        opened = await provider.open(replace(spec, layers=(*spec.layers, layer)))
+        with pytest.raises(SandboxDied):
+            await agent.exec(["true"])
+        return opened
+
+    @pytest.mark.parametrize("path", [".", "/workspace", EVERYTHING, SNAPSHOT])
+    async def test_a_workspace_comes_as_it_was_left(self, provider: SandboxProvider, path: str) -> None:
+        script = "rm gone; rm -r d; mkdir d; echo new > d/new; ln -s /etc/hostname link; ln -s nowhere broken; chmod 700 e"
+        opened = await self.handed_over(provider, script, path)
+        assert await text(opened, "ls . d e; stat -c %a e; readlink link broken") == (
+            ".:\nbroken\nd\ne\nkeep\nlink\n\nd:\nnew\n\ne:\nold\n700\n/etc/hostname\nnowhere\n"
+        )
+        assert await text(opened, "echo mine > keep; rm e/old; cat keep") == "mine\n"
+
+    async def test_only_what_was_named_comes(self, provider: SandboxProvider) -> None:
+        script = "echo 1 > out; mkdir -p p/q; echo 2 > p/q/r; echo 3 > p/other; echo changed > keep; rm d/old gone"
+        opened = await self.handed_over(provider, script, "out", "p/q", "d", "gone", "never/made", "e")
+        assert await text(opened, "cat out p/q/r keep; ls; ls d e p") == (
+            "1\n2\nkd\ne\nkeep\nout\np\nd:\n\ne:\nold\n\np:\nq\n"
+        )
+
+    async def test_a_link_in_the_place_of_a_directory_leads_nowhere_else(self, provider: SandboxProvider) -> None:
+        opened = await self.handed_over(provider, "rm -r d; ln -s /etc d; rm -r e; ln -s keep e", "d", "e/old")
+        assert (await sh(opened, "ls -A d/ | head -1; [ ! -e e/old ]")).ok
+
+    async def test_special_files_harm_nobody(self, provider: SandboxProvider) -> None:
+        opened = await self.handed_over(provider, "mkfifo pipe d/pipe; rm keep; mkfifo keep", ".")
+        with pytest.raises((PermissionError, FileNotFoundError)):
+            await asyncio.wait_for(opened.read_file("pipe"), 10)
+        assert await text(opened, "cat e/old") == "o"
+
+    async def test_it_outlives_one_use_until_it_is_released(self, provider: SandboxProvider) -> None:
+        agent = await provider.open(SandboxSpec())
+        await agent.write_file("answer", b"42")
+        spec = SandboxSpec(layers=(await agent.export(["."]),))
+        for _ in range(2):
+            opened = await provider.open(spec)
+            assert await opened.read_file("answer") == b"42"
+            await opened.write_file("answer", b"changed")
+            await opened.close()
+        held = await provider.open(spec)
+        await provider.release(spec.layers[0])
+        await provider.release(spec.layers[0])
+        assert await held.read_file("answer") == b"42"
+        await held.close()
+        with pytest.raises(SandboxStartError, match="gone"):
+            await provider.open(spec)
+
+    async def test_what_runs_ends_before(self, provider: SandboxProvider, mark: str) -> None:
+        agent = await provider.open(SandboxSpec())
+        await sh(agent, f"setsid sh -c 'sleep {mark}; echo late > late' >/dev/null 2>&1 &")
+        await agent.export(["."])
+        await nothing_runs(mark)
+
+    async def test_it_is_bounded_by_the_disk_limit(self, provider: SandboxProvider) -> None:
+        agent = await provider.open(SandboxSpec(disk_bytes=2**20))
+        await sh(agent, "head -c 3000000 /dev/zero > big")
+        with contextlib.suppress(ValueError):  # where the disk itself is held, it fits
+            layer = await agent.export(["."])
+            opened = await provider.open(SandboxSpec(layers=(layer,)))
+            assert int(await text(opened, "stat -c %s big")) <= 2**20
+            await opened.close()
+        await agent.close()
+
+
+class TestQuiesce:
+    async def test_all_but_the_named_jobs_end(self, sandbox: Sandbox, mark: str) -> None:
+        kept = await sandbox.start(["sh", "-c", f"sleep {mark}1 & (setsid sleep {mark}2 &) ; sleep {mark}3"])
+        other = await sandbox.start(["sh", "-c", f"trap '' TERM; sleep {mark}4; true"])
+        await sh(sandbox, f"sleep {mark}5 >/dev/null 2>&1 &")
+        await sh(sandbox, f"(setsid sh -c 'sleep {mark}6 & sleep {mark}7; true' &) >/dev/null 2>&1")
+
+        async def all_up() -> bool:
+            return len([line for line in running(mark) if line.startswith("sleep")]) == 7
+
+        await until(all_up, "seven sleeps")
+        await sandbox.quiesce([kept])
+        for number in (4, 5, 6, 7):
+            await nothing_runs(f"{mark}{number}")
+        assert running(f"{mark}1")
+        assert running(f"{mark}3")
+        assert (await sandbox.poll(kept)).exit_code is None
+        assert await text(sandbox, "echo still here") == "still here\n"
+        await sandbox.quiesce()
+        await nothing_runs(mark)
+
+        async def over() -> bool:
+            return (await sandbox.poll(other)).exit_code is not None and (await sandbox.poll(kept)).exit_code is not None
+
+        await until(over, "both jobs are known to have ended")
+
+    async def test_one_that_forks_all_the_time_ends_too(self, sandbox: Sandbox, mark: str) -> None:
+        await sh(sandbox, f"f() {{ (setsid sleep {mark} &) ; }}; (while :; do f; done) >/dev/null 2>&1 &")
+        await asyncio.sleep(0.1)
+        await sandbox.quiesce()
+        await nothing_runs(mark)
+
+    async def test_an_unknown_job(self, sandbox: Sandbox) -> None:
+        with pytest.raises(KeyError):
+            await sandbox.quiesce(["nobody"])
 
 
 class TestEnd:

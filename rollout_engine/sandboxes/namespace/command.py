@@ -111,13 +111,13 @@ class Command:
         finally:
             for fd in fds:
                 os.close(fd)
-        self._number = channel.last
+        self.number = channel.last
         reply.add_done_callback(self._on_reply)
 
     def kill(self) -> None:
         """Kills the command's process group; `ended` follows."""
         if self._keep or not self.ended.done():
-            self._channel.send({"op": "kill", "job": self._number, "id": 0})
+            self._channel.send({"op": "kill", "job": self.number, "id": 0})
 
     def abandon(self) -> None:
         """For a caller that will not wait: kills, and forgets the output."""

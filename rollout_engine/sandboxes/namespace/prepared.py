@@ -2,47 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import collections
-import hashlib
-import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
 
-from rollout_engine.errors import ExecTimeout, SandboxStartError, SetupError, clip
-from rollout_engine.sandboxes.base import SandboxSpec
+from rollout_engine.errors import SandboxStartError
+from rollout_engine.sandboxes.base import EVERYTHING, Recipe, SandboxSpec
 from rollout_engine.sandboxes.namespace.sandbox import NamespaceSandbox
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What makes a prepared layer: files put in place, then commands run, in a sandbox of this spec."""
-
-    spec: SandboxSpec
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    commands: tuple[tuple[str, ...], ...] = ()
-    timeout_s: float = 600.0
-
-    @property
-    def name(self) -> str:
-        """The same for the same content, whoever asks."""
-        spec = {**asdict(self.spec), "label": "", "env": dict(self.spec.env)}
-        files = {path: hashlib.sha256(data).hexdigest() for path, data in self.files.items()}
-        text = json.dumps([spec, files, self.commands], sort_keys=True, default=str)
-        return f"prepared-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
-
-    async def run(self, box: NamespaceSandbox) -> None:
-        """Raises SetupError where a command does not succeed."""
-        for path, data in self.files.items():
-            await box.write_file(path, data, mode=0o755 if data.startswith(b"#!") else 0o644)
-        for command in self.commands:
-            try:
-                result = await box.exec(command, timeout_s=self.timeout_s)
-            except ExecTimeout as error:
-                raise SetupError(f"setup: {error}") from error
-            if not result.ok:
-                output = (result.stdout + result.stderr)[-1000:].decode(errors="replace")
-                raise SetupError(clip(f"setup command {command} ended with {result.exit_code}: {output}"))
+from rollout_engine.sandboxes.preparing import Together, carry_out, recipe_name
 
 
 class LayerBook:
@@ -53,8 +19,8 @@ class LayerBook:
     ) -> None:
         self._most, self._open, self._drop = most, open_box, drop
         self._held: collections.OrderedDict[str, None] = collections.OrderedDict()
-        self._recipes: collections.OrderedDict[str, Recipe] = collections.OrderedDict()
-        self._making: dict[str, asyncio.Task[None]] = {}
+        self._recipes: collections.OrderedDict[str, tuple[SandboxSpec, Recipe]] = collections.OrderedDict()
+        self._making = Together()
 
     def lost(self) -> None:
         """The launcher is gone, and with it every layer."""
@@ -69,10 +35,10 @@ class LayerBook:
         if self._held.pop(name, self) is not self:
             self._drop(name)
 
-    async def prepare(self, recipe: Recipe) -> str:
+    async def prepare(self, spec: SandboxSpec, recipe: Recipe) -> str:
         """Makes the layer of a recipe unless it is there; many callers share one making."""
-        name = recipe.name
-        self._recipes[name] = recipe
+        name = f"prepared-{recipe_name(spec, recipe)}"
+        self._recipes[name] = (spec, recipe)
         while len(self._recipes) > 4 * self._most:
             self._recipes.popitem(last=False)
         await self.ensure([name])
@@ -86,16 +52,13 @@ class LayerBook:
                 continue
             if name not in self._recipes:
                 raise SandboxStartError(f"layer {name} is gone: it was released, or its launcher ended")
-            if name not in self._making:
-                task = self._making[name] = asyncio.create_task(self._make(name))
-                task.add_done_callback(lambda _, name=name: self._making.pop(name))  # type: ignore[misc]
-            await asyncio.shield(self._making[name])
+            await self._making.make(name, lambda name=name: self._make(name))  # type: ignore[misc]
 
-    async def _make(self, name: str) -> None:
-        recipe = self._recipes[name]
-        box = await self._open(recipe.spec)
+    async def _make(self, name: str) -> str:
+        spec, recipe = self._recipes[name]
+        box = await self._open(spec)
         try:
-            await recipe.run(box)
-            await box.export(["*"], name=name)
+            await carry_out(recipe, box)
+            return await box.export([EVERYTHING], name=name)
         finally:
             await box.close()

@@ -6,11 +6,11 @@ import asyncio
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rollout_engine.errors import SandboxUnavailable
+from rollout_engine.errors import SandboxStartError
 from rollout_engine.sandboxes.namespace.channel import Channel
 from rollout_engine.sandboxes.namespace.helper.wire import Closed, Message
 from rollout_engine.sandboxes.namespace.reaper import reap
@@ -18,19 +18,23 @@ from rollout_engine.sandboxes.namespace.reaper import reap
 START_S = 20.0
 STOP_S = 10.0
 
-_CODE = "import sys; sys.path.insert(0, {path!r}); from helper.launcher import main; main({fd})"
+_CODE = "import sys; sys.path[:0] = {paths!r}; from {module} import main; main({fd})"
 
 
 class LauncherProcess:
     """The helper process of one provider. `facts` is what it said of itself."""
 
-    def __init__(self, on_event: Callable[[dict[str, Any]], None], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self, on_event: Callable[[dict[str, Any]], None], on_end: Callable[[], None], *,
+        module: str = "helper.launcher", paths: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        """`module` has the `main`; it is looked for in `paths` too."""
         self._on_event, self._on_end = on_event, on_end
         self.facts: dict[str, Any] = {}
         self.fatal = ""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            code = _CODE.format(path=str(Path(__file__).parent), fd=theirs.fileno())
+            code = _CODE.format(paths=[str(Path(__file__).parent), *paths], module=module, fd=theirs.fileno())
             self._popen = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", code],
                 stdin=subprocess.DEVNULL,
@@ -48,18 +52,20 @@ class LauncherProcess:
         return self._popen.pid
 
     async def hello(self, header: dict[str, Any], seccomp: bytes) -> None:
-        """The first request. Raises SandboxUnavailable where the launcher cannot start."""
+        """The first request. Raises SandboxStartError where the launcher cannot start."""
         self.facts = (await self.ask({"op": "hello", **header}, seccomp, START_S)).header
+        if "error" in self.facts:
+            raise SandboxStartError(f"the launcher could not start: {self.facts['error']}")
 
     async def ask(
         self, header: dict[str, Any], blob: bytes = b"", timeout_s: float = START_S, fds: tuple[int, ...] = ()
     ) -> Message:
-        """A request and its reply. Raises SandboxUnavailable where the launcher is gone or does not answer."""
+        """A request and its reply. Raises SandboxStartError where the launcher is gone or does not answer."""
         try:
             async with asyncio.timeout(timeout_s):
                 return await self.channel.request(header, blob, fds)
         except (Closed, TimeoutError) as error:
-            raise SandboxUnavailable(f"the launcher of the namespace sandbox is gone: {self.fatal or error}") from error
+            raise SandboxStartError(f"the launcher of the namespace sandbox is gone: {self.fatal or error}") from error
 
     def _event(self, message: Message) -> None:
         message.drop()

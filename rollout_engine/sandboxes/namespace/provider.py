@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rollout_engine.errors import SandboxError, SandboxStartError, SandboxUnavailable, describe
-from rollout_engine.sandboxes.base import SandboxSpec
+from rollout_engine.sandboxes.base import Recipe, SandboxSpec
 from rollout_engine.sandboxes.namespace import seccomp
-from rollout_engine.sandboxes.namespace.prepared import LayerBook, Recipe
+from rollout_engine.sandboxes.namespace.prepared import LayerBook
 from rollout_engine.sandboxes.namespace.process import LauncherProcess
 from rollout_engine.sandboxes.namespace.sandbox import NamespaceSandbox
 from rollout_engine.sandboxes.namespace.sources import Sources
@@ -30,14 +29,15 @@ class NamespaceProvider:
 
     def __init__(
         self, *, run_as: int | None = None, mode: str | None = None, control_groups: bool = True,
-        cache: Path | None = None, max_layers: int = 256,
+        cache: Path | None = None, max_layers: int = 256, pretend_old_kernel: bool = False,
     ) -> None:  # fmt: skip
         """As root, `run_as` lets the launcher be an ordinary user; `mode` pins what is otherwise tried out.
 
         `control_groups` False leaves them alone, as if there were none. Unpacked images are kept in `cache`
-        (None: /var/tmp), prepared layers and exports in memory, at most `max_layers`.
+        (None: /var/tmp), prepared layers and exports in memory, at most `max_layers`. `pretend_old_kernel` takes
+        the way of kernels before 6.15, for tests.
         """
-        self._run_as, self._control_groups = run_as, control_groups
+        self._run_as, self._control_groups, self._pretend_old = run_as, control_groups, pretend_old_kernel
         ordinary = run_as is not None or os.geteuid() != 0
         self._modes = ("user",) if ordinary else (mode,) if mode else ("ranges", "shared", "plain")
         self._launcher: LauncherProcess | None = None
@@ -90,16 +90,9 @@ class NamespaceProvider:
                 raise
         return sandbox
 
-    async def prepare(
-        self, spec: SandboxSpec, *, files: Mapping[str, bytes] | None = None,
-        commands: Sequence[Sequence[str]] = (), timeout_s: float = 600.0,
-    ) -> str:  # fmt: skip
-        """Puts files in place and runs commands once, and returns the layer's name for other specs' `layers`.
-
-        The same recipe gives the same name and is not run again while it is kept. Raises SetupError.
-        """
-        recipe = Recipe(spec, dict(files or {}), tuple(tuple(command) for command in commands), timeout_s)
-        return await self._layers.prepare(recipe)
+    async def prepare(self, spec: SandboxSpec, recipe: Recipe) -> SandboxSpec:
+        """The same recipe is not carried out again while its layer is kept, and is when a launcher that died took it along."""
+        return replace(spec, layers=(*spec.layers, await self._layers.prepare(spec, recipe)))
 
     async def release(self, layer: str) -> None:
         """Lets go of a layer; sandboxes that use it keep it for their life."""
@@ -148,8 +141,13 @@ class NamespaceProvider:
     async def _start_as(self, mode: str) -> LauncherProcess:
         launcher = LauncherProcess(self._on_event, self._on_launcher_end)
         try:
-            hello = {"mode": mode, "run_as": self._run_as, "groups": self._control_groups}
-            await launcher.hello(hello, seccomp.program() or b"")
+            hello = {
+                "mode": mode,
+                "run_as": self._run_as,
+                "groups": self._control_groups,
+                "pretend_old": self._pretend_old,
+            }
+            await launcher.hello(hello, await asyncio.to_thread(lambda: seccomp.program() or b""))
             spec = SandboxSpec()
             trial = await self._open(launcher, spec, _plan(spec, launcher.facts))
             result = await trial.exec(_TRIAL, timeout_s=OPEN_S)

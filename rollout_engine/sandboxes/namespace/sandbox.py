@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, SandboxUnavailable
-from rollout_engine.sandboxes.base import MAX_READ_BYTES, JobStatus, SandboxSpec
+from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, SandboxSpec
 from rollout_engine.sandboxes.namespace import transfer
 from rollout_engine.sandboxes.namespace.channel import Channel
 from rollout_engine.sandboxes.namespace.command import Command
@@ -47,6 +47,10 @@ class NamespaceSandbox:
         self._jobs: dict[str, Command] = {}
         self._closing: asyncio.Task[None] | None = None
         self._why = "the sandbox ended by itself, or was killed from outside"
+
+    @property
+    def isolated(self) -> bool:
+        return True
 
     async def wait_ready(self, timeout_s: float) -> None:
         """For the provider: until the box can be used. Raises SandboxStartError."""
@@ -193,26 +197,28 @@ class NamespaceSandbox:
         self._check_alive()
         await self._kill(self._jobs[job])
 
+    # Handing over.
+
+    async def quiesce(self, keep: Sequence[str] = ()) -> None:
+        numbers = [self._jobs[job].number for job in keep]
+        async with self._asked({"op": "quiesce", "keep": numbers}):
+            pass
+
+    async def export(self, paths: Sequence[str], *, name: str | None = None) -> str:
+        """The provider keeps the layer until `release`, or until too many are newer."""
+        async with self._asked({"op": "freeze"}):
+            pass
+        wanted = [path if path == EVERYTHING else posixpath.normpath(self._path(path)) for path in paths]
+        layer = await self._provider.export(self._launcher, self.box, wanted, name)
+        await self.close()
+        return layer
+
     # Beyond the contract.
 
     async def listen(self, port: int = 0) -> socket.socket:
         """A socket that listens on the sandbox's own 127.0.0.1; the caller accepts on it, and closes it."""
         async with self._asked({"op": "listen", "port": port}) as reply:
             return socket.socket(fileno=reply.fds.pop())
-
-    async def export(self, paths: Sequence[str], *, name: str | None = None) -> str:
-        """Ends every process and makes what is at `paths` a read-only layer for other sandboxes' `layers`.
-
-        A directory comes as the sandbox saw it; `/` as what was changed, and `*` as all that was changed,
-        also in the host's /usr. The sandbox is closed by it. The provider keeps the layer until `release`, or
-        until too many are newer.
-        """
-        async with self._asked({"op": "freeze"}):
-            pass
-        wanted = [path if path == "*" else posixpath.normpath(self._path(path)) for path in paths]
-        layer = await self._provider.export(self._launcher, self.box, wanted, name)
-        await self.close()
-        return layer
 
     # End.
 

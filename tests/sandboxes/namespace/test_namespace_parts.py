@@ -82,7 +82,7 @@ class TestWire:
             wire.send(ours, {"a": ["ü", "\udcff"]}, b"x" * size, (ours.fileno(),))
             message = wire.receive(theirs)
             assert (message.header, message.blob) == ({"a": ["ü", "\udcff"]}, b"x" * size)
-            assert len(message.fds) == 1
+            assert [os.get_inheritable(fd) for fd in message.fds] == [False]
             message.drop()
 
     @pytest.mark.parametrize(
@@ -154,7 +154,18 @@ def test_the_launcher_needs_nothing_but_the_standard_library() -> None:
     )
     names = set(eval(said.stdout))  # a list of our own making
     assert names <= set(sys.stdlib_module_names) | {"helper", "__main__"}
-    assert not names & {"asyncio", "multiprocessing", "http", "ssl", "logging", "urllib", "email", "tarfile"}
+    assert not names & {
+        "asyncio",
+        "multiprocessing",
+        "http",
+        "ssl",
+        "logging",
+        "urllib",
+        "email",
+        "tarfile",
+        "subprocess",
+        "threading",
+    }
 
 
 async def test_capabilities_say_what_works_and_what_to_do() -> None:

@@ -4,15 +4,15 @@ import asyncio
 import json
 import sys
 
-from rollout_engine.sandboxes.base import SandboxSpec
+from rollout_engine.sandboxes.base import Recipe, SandboxSpec
 from rollout_engine.sandboxes.namespace import NamespaceProvider
 
 
 async def main() -> None:
     mark, run_as = sys.argv[1], sys.argv[2]
     provider = NamespaceProvider(run_as=int(run_as) if run_as else None)
-    layer = await provider.prepare(SandboxSpec(), files={"f": b"x"})
-    boxes = await asyncio.gather(*(provider.open(SandboxSpec(layers=(layer,))) for _ in range(10)))
+    spec = await provider.prepare(SandboxSpec(), Recipe({"f": b"x"}))
+    boxes = await asyncio.gather(*(provider.open(spec) for _ in range(10)))
     for box in boxes:
         await box.start(["sleep", mark])
         await box.exec(

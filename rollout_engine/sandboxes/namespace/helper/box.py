@@ -6,11 +6,11 @@ import gc
 import os
 import signal
 import socket
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from . import limits, root, users, wire
 from . import syscalls as sys
-from .supervisor import Supervisor
 
 BOUNDING = (
     sys.CAP_CHOWN, sys.CAP_DAC_OVERRIDE, sys.CAP_FOWNER, sys.CAP_FSETID, sys.CAP_KILL, sys.CAP_SETGID,
@@ -19,8 +19,13 @@ BOUNDING = (
 """All that root in a box can do beyond other users; within its own user namespace where there is one."""
 
 
+Serve = Callable[[socket.socket, int, dict[str, Any], "int | None", int], None]
+"""What a box does once it is closed in: with its socket, what ends with the launcher, its plan, its counter of
+out-of-memory kills, and its own oom score. Returns, or ends the process, at its end."""
+
+
 def live(
-    plan: dict[str, Any], channel: socket.socket, go: socket.socket, launcher: int, groups: list[int], oom: int | None,
+    serve: Serve, plan: dict[str, Any], channel: socket.socket, go: socket.socket, launcher: int, groups: list[int], oom: int | None,
     seccomp: bytes,
 ) -> NoReturn:  # fmt: skip
     """Waits on `go` for its ids and mounts, builds its root, gives up its powers, and serves `channel`."""
@@ -40,8 +45,8 @@ def live(
         socket.sethostname("box")
         _make_workdir(plan)
         _confine(plan, seccomp)
-        wire.send(channel, {"ready": True, "limits": limits.describe(set(plan["held"]), pid_max=held)})
-        Supervisor(channel, launcher, plan, oom, score).run()
+        plan["enforced"] = limits.describe(set(plan["held"]), pid_max=held)
+        serve(channel, launcher, plan, oom, score)
     except wire.Closed:
         pass
     except BaseException as error:

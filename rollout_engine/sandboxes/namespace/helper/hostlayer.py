@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Sequence
 
 from . import syscalls as sys
 from .identity import Identity
 from .layers import Layer
+from .stage import Stage
 
 _TREES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _DIRECTORIES = {
@@ -40,14 +42,14 @@ _WRITTEN = {
 _MAX_FILE = 2 * 2**20
 
 
-def build(identity: Identity) -> Layer:
+def build(identity: Identity, stage: Stage, trees: Sequence[str] = _TREES) -> Layer:
     """The host as a layer: the skeleton at /, and each real directory of programs at its own mount point."""
     options = {"mode": "755", "size": "16m", "nr_inodes": "5000"}
     mount = sys.filesystem("tmpfs", options, (), sys.MOUNT_ATTR_NOSUID | sys.MOUNT_ATTR_NODEV)
     stacks = {"/": [mount]}
     for name, mode in _DIRECTORIES.items():
         _mkdir(mount, name, mode)
-    for name in _TREES:
+    for name in trees:
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISLNK(os.lstat(f"/{name}").st_mode):
                 os.symlink(os.readlink(f"/{name}").lstrip("/"), name, dir_fd=mount)
@@ -58,6 +60,7 @@ def build(identity: Identity) -> Layer:
     _mkdir(mount, "home/agent", 0o755)
     _give(mount, ".", identity.owner)
     os.chown("home/agent", identity.owner + min(1000, identity.size - 1), -1, dir_fd=mount)
+    stage.put(mount)
     return Layer(stacks)
 
 
@@ -103,7 +106,7 @@ def _give(mount: int, name: str, owner: int) -> None:
                 os.chown(f"{directory}/{entry}", owner, owner, follow_symlinks=False)
 
 
-def device_tree() -> int:
+def device_tree(stage: Stage) -> int:
     """A detached tree of mounts for /dev: a few harmless devices of the host's, and what programs expect there."""
     mount = sys.filesystem("tmpfs", {"mode": "755", "size": "64k", "nr_inodes": "64"}, (), sys.MOUNT_ATTR_NOSUID)
     links = {"fd": "/proc/self/fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2", "ptmx": "pts/ptmx"}
@@ -117,7 +120,9 @@ def device_tree() -> int:
         for name in ("null", "zero", "full", "random", "urandom", "tty"):
             open(f"{scratch}/{name}", "w").close()
             sys.mount(f"/dev/{name}", f"{scratch}/{name}", "", sys.MS_BIND)
-        return sys.open_tree(-100, scratch, recursive=True)
+        tree = sys.open_tree(-100, scratch, recursive=True)
+        stage.put(tree)
+        return tree
     finally:
         sys.umount(scratch)
         os.close(mount)

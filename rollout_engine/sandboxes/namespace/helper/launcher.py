@@ -15,13 +15,16 @@ import signal
 import socket
 import sys as python
 import time
-import traceback
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from . import box as box_process
 from . import hostlayer, layers, limits, wire
 from . import syscalls as sys
+from .box import Serve
 from .identity import Identities, Identity, become_user_root, write_maps
+from .stage import Stage
+from .supervisor import supervise
 
 _SWEEP_S = 0.5
 _NEEDLESS = (
@@ -47,8 +50,9 @@ class Box(NamedTuple):
 class Launcher:
     """Makes boxes on request, and clears up after those that have ended."""
 
-    def __init__(self, control: socket.socket) -> None:
-        self._control = control
+    def __init__(self, control: socket.socket, serve: Serve, base: Callable[[Identity, Stage], layers.Layer]) -> None:
+        """`serve` is what a box does once it is closed in; `base` makes what boxes without a root of their own see."""
+        self._control, self._serve_box, self._make_base = control, serve, base
         self._boxes: dict[int, Box] = {}
         self._pids: dict[str, int] = {}
         self._layers: dict[str, layers.Layer] = {}
@@ -60,6 +64,13 @@ class Launcher:
     def start(self) -> None:
         """Takes the first message: what to be. Answers what works."""
         hello = wire.receive_wait(self._control)
+        try:
+            self._reply(hello, self._become(hello))
+        except OSError as error:
+            self._reply(hello, {"error": str(error)})
+            raise
+
+    def _become(self, hello: wire.Message) -> dict[str, Any]:
         self._seccomp = hello.blob
         mode = hello.header["mode"]
         if (user := hello.header["run_as"]) is not None:
@@ -76,11 +87,12 @@ class Launcher:
         _leave_mounts([controller.root for controller in controllers])
         limits.remove_dead(controllers)
         self._groups = limits.Groups(controllers)
-        self._devices = hostlayer.device_tree()
-        self._layers["host"] = hostlayer.build(self._identities.sample())
+        self._stage = Stage(pretend_old=hello.header["pretend_old"])
+        self._devices = hostlayer.device_tree(self._stage)
+        self._layers["host"] = self._make_base(self._identities.sample(), self._stage)
         held = [controller.name for controller in self._groups.controllers]
         owner = -1 if mode == "user" else self._identities.sample().owner
-        self._reply(hello, {"mode": mode, "held": held, "ids": self._identities.count, "owner": owner})
+        return {"mode": mode, "held": held, "ids": self._identities.count, "owner": owner}
 
     def run(self) -> None:
         woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -185,7 +197,7 @@ class Launcher:
         try:
             pid = sys.clone(flags | (sys.CLONE_NEWUSER if identity.base is not None else 0))
             if pid == 0:
-                box_process.live(plan, channel, come, self._lifeline, entries, oom, self._seccomp)
+                box_process.live(self._serve_box, plan, channel, come, self._lifeline, entries, oom, self._seccomp)
             try:
                 self._hand_over(pid, go, stacks, scratch, identity)
             except OSError:
@@ -206,10 +218,10 @@ class Launcher:
         userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC) if identity.idmap else None
         fds: list[int] = []
         try:
-            fds.append(layers.lend(scratch.mount, identity, userns, readonly=False))
+            fds.append(layers.lend(self._stage.copy_once(scratch.mount), identity, userns, readonly=False))
             fds.append(sys.open_tree(self._devices, recursive=True))
             for stack in stacks.values():
-                fds.extend(layers.lend(fd, identity, userns, readonly=True) for fd in stack)
+                fds.extend(layers.lend(sys.open_tree(fd), identity, userns, readonly=True) for fd in stack)
             wire.send(go, {}, b"", tuple(fds))
         finally:
             for fd in (*fds, *([userns] if userns is not None else [])):
@@ -253,13 +265,16 @@ class Launcher:
         paths = message.header["paths"]
         if paths == ["*"]:
             paths = [at for at in box.scratch.uppers if at in box.changes]
-        layer = layers.export(box.stacks, box.scratch, paths, opaque)
+        elif "/" in paths:
+            layers.hide_programs(box.scratch)
+        layer = layers.export(box.stacks, box.scratch, paths, opaque, self._stage)
         self._layers[message.header["layer"]] = layer
         self._reply(message, {})
 
     def _do_drop(self, message: wire.Message) -> None:
         if (layer := self._layers.pop(message.header["layer"], None)) is not None:
             layer.close()
+            self._stage.remove(layer.staged)
         self._reply(message, {})
 
 
@@ -274,7 +289,9 @@ def _leave_mounts(needed: list[str]) -> None:
                 sys.umount(path)
 
 
-def main(descriptor: int) -> NoReturn:
+def main(
+    descriptor: int, serve: Serve = supervise, base: Callable[[Identity, Stage], layers.Layer] = hostlayer.build
+) -> NoReturn:
     """Serves the socket that the host left open at `descriptor`."""
     control = socket.socket(fileno=descriptor)
     control.set_inheritable(False)
@@ -283,7 +300,7 @@ def main(descriptor: int) -> NoReturn:
     sys.rename_process("rollout-box-launcher")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    launcher = Launcher(control)
+    launcher = Launcher(control, serve, base)
     try:
         launcher.start()
         try:
@@ -292,8 +309,8 @@ def main(descriptor: int) -> NoReturn:
             launcher.stop()
     except wire.Closed:
         pass
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(wire.Closed, OSError):
-            wire.send(control, {"fatal": traceback.format_exc()})
+            wire.send(control, {"fatal": f"{type(error).__name__}: {error}"})
         python.exit(1)
     python.exit(0)

@@ -5,13 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from . import syscalls as sys
 from .identity import Identity
+from .stage import Stage
 
 _BENEATH = sys.RESOLVE_BENEATH | sys.RESOLVE_NO_SYMLINKS | sys.RESOLVE_NO_MAGICLINKS
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+_PROGRAMS = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_LOADER = ("ld.so.preload", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "profile", "profile.d")
+_PYTHON = "python"
 
 
 class Layer:
@@ -20,8 +27,8 @@ class Layer:
     Each is a descriptor of a directory of the host's, or of a detached mount, which lives as long as that.
     """
 
-    def __init__(self, stacks: dict[str, list[int]]) -> None:
-        self.stacks = stacks
+    def __init__(self, stacks: dict[str, list[int]], staged: str = "") -> None:
+        self.stacks, self.staged = stacks, staged
 
     def close(self) -> None:
         for stack in self.stacks.values():
@@ -78,10 +85,9 @@ def _look_like(mount: int, name: str, model: os.stat_result) -> None:
         os.chown(name, model.st_uid, model.st_gid, dir_fd=mount)
 
 
-def lend(fd: int, identity: Identity, userns: int | None, *, readonly: bool) -> int:
-    """A detached mount of a directory for one box, its owners mapped where the box has ids of its own."""
+def lend(mount: int, identity: Identity, userns: int | None, *, readonly: bool) -> int:
+    """Makes a detached mount one box's, its owners mapped where the box has ids of its own. Takes the descriptor."""
     attributes = sys.MOUNT_ATTR_NOSUID | sys.MOUNT_ATTR_NODEV | (sys.MOUNT_ATTR_RDONLY if readonly else 0)
-    mount = sys.open_tree(fd)
     try:
         try:
             sys.set_mount(mount, attributes, userns if identity.idmap else None)
@@ -95,21 +101,129 @@ def lend(fd: int, identity: Identity, userns: int | None, *, readonly: bool) -> 
     return mount
 
 
-def export(stacks: dict[str, list[int]], scratch: Scratch, paths: list[str], opaque: str) -> Layer:
+def export(stacks: dict[str, list[int]], scratch: Scratch, paths: list[str], opaque: str, stage: Stage) -> Layer:
     """What a finished box left at some paths, as a layer of its own. The box must write no more.
 
-    A path that is a mount point of the box's base yields what the box changed there; any other yields the
-    whole tree that the box saw at that path. Raises FileNotFoundError where a path is no directory.
+    A path that is a mount point of the box's base yields what the box changed there; any other directory the
+    whole tree that the box saw there. Anything else comes if the box made, changed or removed it.
     """
-    found: dict[str, list[int]] = {}
-    for path in paths:
-        upper = [_open_upper(scratch, path)] if path in scratch.uppers else None
-        found[path] = upper or _collect(stacks, scratch, path, opaque)
-    plain = Layer(found)
+    staged, plain = stage.put(scratch.mount), Layer({})
     try:
-        return Layer({at: [sys.open_tree(fd) for fd in stack] for at, stack in found.items()})
+        plain.stacks = _wanted(stacks, scratch, paths, opaque)
+        if stage.needed:
+            return Layer({at: [os.dup(fd) for fd in stack] for at, stack in plain.stacks.items()}, staged)
+        return Layer({at: [sys.open_tree(fd) for fd in stack] for at, stack in plain.stacks.items()})
+    except OSError:
+        stage.remove(staged)
+        raise
     finally:
         plain.close()
+
+
+def _wanted(
+    stacks: dict[str, list[int]], scratch: Scratch, paths: list[str], opaque: str
+) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for path in paths:
+        if path in scratch.uppers:
+            found[path] = [_open_upper(scratch, path)]
+        elif tree := _collect(stacks, scratch, path, opaque):
+            found[path] = tree
+    for at in sorted(scratch.uppers):
+        single = [path for path in paths if path not in found and _mount_of(path, scratch.uppers) == at]
+        if single:
+            found.setdefault(at, []).append(_pick(scratch, at, single))
+    return found
+
+
+def _mount_of(path: str, mounts: Iterable[str]) -> str:
+    return max((at for at in mounts if at == "/" or path == at or path.startswith(f"{at}/")), key=len)
+
+
+def _parts(path: str, at: str) -> list[str]:
+    return [part for part in path.removeprefix(at).split("/") if part]
+
+
+def _pick(scratch: Scratch, at: str, paths: list[str]) -> int:
+    """A new directory with the entries at some paths that are no directories, moved there from the box's changes."""
+    upper = _open_upper(scratch, at)
+    try:
+        picked = _new_directory(scratch, upper)
+        for path in paths:
+            _move(upper, picked, _parts(path, at))
+        return picked
+    finally:
+        os.close(upper)
+
+
+def _new_name(scratch: Scratch) -> str:
+    return f"kept{len(os.listdir(f'/proc/self/fd/{scratch.mount}'))}"
+
+
+def _new_directory(scratch: Scratch, model: int) -> int:
+    name = _new_name(scratch)
+    os.mkdir(name, dir_fd=scratch.mount)
+    _look_like(scratch.mount, name, os.fstat(model))
+    return os.open(name, _DIRECTORY, dir_fd=scratch.mount)
+
+
+def _move(source: int, target: int, parts: list[str]) -> None:
+    """Moves the first entry on a path that is no directory: a file, a link, or the mark of a removal."""
+    source, target = os.dup(source), os.dup(target)
+    try:
+        for part in parts:
+            try:
+                kind = os.stat(part, dir_fd=source, follow_symlinks=False)
+            except FileNotFoundError:
+                return
+            if not stat.S_ISDIR(kind.st_mode):
+                os.rename(part, part, src_dir_fd=source, dst_dir_fd=target)
+                return
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, dir_fd=target)
+                _look_like(target, part, kind)
+            source, target = _down(source, part), _down(target, part)
+    finally:
+        os.close(source)
+        os.close(target)
+
+
+def _down(directory: int, name: str) -> int:
+    try:
+        return os.open(name, _DIRECTORY, dir_fd=directory)
+    finally:
+        os.close(directory)
+
+
+def hide_programs(scratch: Scratch) -> None:
+    """Takes out of a finished box's changes what would make another box run other programs than its base's.
+
+    That is the directories of programs, what the loader and shells read, and what Python reads at its start.
+    """
+    upper = _open_upper(scratch, "/")
+    try:
+        _take_out(upper, _PROGRAMS, scratch)
+        try:
+            etc = os.open("etc", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=upper)
+        except FileNotFoundError:
+            return
+        except OSError:
+            _take_out(upper, ("etc",), scratch)
+            return
+        try:
+            names = os.listdir(etc)
+            _take_out(etc, [name for name in names if name in _LOADER or name.startswith(_PYTHON)], scratch)
+        finally:
+            os.close(etc)
+    finally:
+        os.close(upper)
+
+
+def _take_out(directory: int, names: Sequence[str], scratch: Scratch) -> None:
+    """Moves entries out of every layer, whatever they are: nothing of them is followed or walked."""
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(name, _new_name(scratch), src_dir_fd=directory, dst_dir_fd=scratch.mount)
 
 
 def _open_upper(scratch: Scratch, at: str) -> int:
@@ -117,9 +231,9 @@ def _open_upper(scratch: Scratch, at: str) -> int:
 
 
 def _collect(stacks: dict[str, list[int]], scratch: Scratch, path: str, opaque: str) -> list[int]:
-    """The directories that a path shows merged, lowest first."""
-    at = max((at for at in stacks if at == "/" or path.startswith(f"{at}/")), key=len)
-    parts = [part for part in path.removeprefix(at).split("/") if part]
+    """The directories that a path shows merged, lowest first; none where it is no directory."""
+    at = _mount_of(path, stacks)
+    parts = _parts(path, at)
     upper = _open_upper(scratch, at)
     found: list[int] = []
     try:
@@ -131,8 +245,6 @@ def _collect(stacks: dict[str, list[int]], scratch: Scratch, path: str, opaque: 
                 break
     finally:
         os.close(upper)
-    if not found:
-        raise FileNotFoundError(2, "no such directory in the sandbox", path)
     return found
 
 

@@ -6,7 +6,7 @@ import errno
 import os
 import signal
 import stat
-import subprocess
+from typing import NoReturn
 
 from .users import User
 
@@ -20,12 +20,43 @@ def spawn(argv: list[str], cwd: str, env: dict[str, str], user: User, fds: list[
     """
     if user.uid == 0:
         return _spawn_as_root(argv, cwd, env, fds)
-    process = subprocess.Popen(
-        argv, stdin=fds[0], stdout=fds[1], stderr=fds[2], cwd=cwd, env=env, start_new_session=True,
-        user=user.uid, group=user.gid, extra_groups=user.groups if groups else None,
-    )  # fmt: skip
-    process.returncode = 0  # the supervisor waits for it
-    return process.pid
+    told, tell = os.pipe2(os.O_CLOEXEC)
+    pid = os.fork()
+    if pid == 0:
+        _become(argv, cwd, env, user, fds, tell, groups=groups)
+    os.close(tell)
+    said = os.read(told, 8192)
+    os.close(told)
+    if said:
+        os.waitpid(pid, 0)
+        number, _, name = os.fsdecode(said).partition(" ")
+        raise OSError(int(number), os.strerror(int(number)), name)
+    return pid
+
+
+def _become(
+    argv: list[str], cwd: str, env: dict[str, str], user: User, fds: list[int], tell: int, *, groups: bool
+) -> NoReturn:
+    """In a fork of the supervisor: the command, or word of why not."""
+    try:
+        signal.set_wakeup_fd(-1)
+        os.setsid()
+        if groups:
+            os.setgroups(user.groups)
+        os.setresgid(user.gid, user.gid, user.gid)
+        os.setresuid(user.uid, user.uid, user.uid)
+        for number, fd in enumerate(fds):
+            os.dup2(fd, number)
+        os.chdir(cwd)
+        for ignored in _IGNORED_BY_PYTHON:
+            signal.signal(ignored, signal.SIG_DFL)
+        os.execve(_find(argv[0], env.get("PATH", os.defpath)), argv, env)
+    except OSError as error:
+        os.write(tell, os.fsencode(f"{error.errno} {error.filename or argv[0]}")[:4096])
+    except ValueError:
+        os.write(tell, os.fsencode(f"{errno.EINVAL} {argv[0]}")[:4096])
+    finally:
+        os._exit(127)
 
 
 def _spawn_as_root(argv: list[str], cwd: str, env: dict[str, str], fds: list[int]) -> int:

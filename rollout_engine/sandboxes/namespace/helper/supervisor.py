@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import archive, files, users, wire
+from . import archive, files, processes, users, wire
 from .limits import count_oom
 from .spawn import spawn
 from .users import User
@@ -22,6 +22,12 @@ _MAX_SINKS = 64
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _OOM_SCORE = 500
 """Added for commands, so that the kernel kills them before their supervisor and before the host's processes."""
+
+
+def supervise(channel: socket.socket, launcher: int, plan: dict[str, Any], oom: int | None, score: int) -> None:
+    """What the boxes of sandboxes do: they say that they are ready, and serve."""
+    wire.send(channel, {"ready": True, "limits": plan["enforced"]})
+    Supervisor(channel, launcher, plan, oom, score).run()
 
 
 class Supervisor:
@@ -42,7 +48,8 @@ class Supervisor:
         self._oom_seen = count_oom(oom)
         self._ops: dict[str, Callable[[wire.Message], None]] = {
             "exec": self._exec, "kill": self._kill, "read": self._read, "write": self._write, "pack": self._pack,
-            "unpack": self._unpack, "sink": self._sink, "freeze": self._freeze, "listen": self._listen,
+            "unpack": self._unpack, "sink": self._sink, "freeze": self._freeze,
+            "quiesce": self._quiesce, "listen": self._listen,
         }  # fmt: skip
 
     def run(self) -> None:
@@ -176,6 +183,16 @@ class Supervisor:
         for job, started in self._jobs.values():
             self._ended(job, started, -signal.SIGKILL)
         self._jobs.clear()
+        self._reply(message, {})
+
+    def _quiesce(self, message: wire.Message) -> None:
+        """Ends every process but those of the jobs to keep, and what these started.
+
+        A job that has ended keeps nobody: its number may be another's by now.
+        """
+        wanted = message.header["keep"]
+        processes.end_all_but({pid for pid, (job, _) in self._jobs.items() if job in wanted})
+        self._reap()
         self._reply(message, {})
 
     # Files.

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import signal
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_ARM = platform.machine() == "aarch64"
-KNOWN_MACHINE = platform.machine() in ("x86_64", "aarch64")
+# Looked up once: every box would pay for it, in time and in pages that it no longer shares.
+_fork = ctypes.PyDLL(None, use_errno=True).syscall
+_after_fork = ctypes.pythonapi.PyOS_AfterFork_Child
+_syscall, _mount, _prctl, _umount2 = _libc.syscall, _libc.mount, _libc.prctl, _libc.umount2
+_ARM = os.uname().machine == "aarch64"
+KNOWN_MACHINE = os.uname().machine in ("x86_64", "aarch64")
 
 _CLONE = 220 if _ARM else 56
 _PIVOT_ROOT = 41 if _ARM else 155
@@ -49,7 +52,7 @@ def _check(result: int, what: str) -> int:
 
 def _call(what: str, number: int, *args: object) -> int:
     wide = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
-    return _check(int(_libc.syscall(ctypes.c_long(number), *wide)), what)
+    return _check(int(_syscall(ctypes.c_long(number), *wide)), what)
 
 
 def clone(flags: int) -> int:
@@ -58,11 +61,9 @@ def clone(flags: int) -> int:
     Only for a process with one thread. One fork where unshare would take two, and a fresh user namespace
     whose mapping the parent can still write.
     """
-    pid = _check(
-        int(ctypes.PyDLL(None, use_errno=True).syscall(_CLONE, flags | int(signal.SIGCHLD), 0, 0, 0, 0)), "clone"
-    )
+    pid = _check(int(_fork(_CLONE, flags | int(signal.SIGCHLD), 0, 0, 0, 0)), "clone")
     if pid == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
+        _after_fork()
     return pid
 
 
@@ -76,14 +77,14 @@ def setns(fd: int, kind: int) -> None:
 
 def prctl(option: int, arg: int = 0, arg3: int = 0) -> None:
     _check(
-        _libc.prctl(option, ctypes.c_ulong(arg), ctypes.c_ulong(arg3), ctypes.c_ulong(0), ctypes.c_ulong(0)),
+        _prctl(option, ctypes.c_ulong(arg), ctypes.c_ulong(arg3), ctypes.c_ulong(0), ctypes.c_ulong(0)),
         f"prctl {option}",
     )
 
 
 def bound_capabilities(kept: tuple[int, ...]) -> None:
     """Drops all others from the bounding set: no program started later can have them."""
-    call, option, last = _libc.prctl, ctypes.c_int(PR_CAPBSET_DROP), 64
+    call, option, last = _prctl, ctypes.c_int(PR_CAPBSET_DROP), 64
     for cap in range(last):
         if cap not in kept and call(option, cap, 0, 0, 0) < 0:
             break
@@ -92,13 +93,13 @@ def bound_capabilities(kept: tuple[int, ...]) -> None:
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
     data = options.encode() if options else None
     _check(
-        _libc.mount(os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), data),
+        _mount(os.fsencode(source), os.fsencode(target), kind.encode(), ctypes.c_ulong(flags), data),
         f"mount {kind} on {target}",
     )
 
 
 def umount(target: str, flags: int = MNT_DETACH) -> None:
-    _check(_libc.umount2(os.fsencode(target), flags), f"umount {target}")
+    _check(_umount2(os.fsencode(target), flags), f"umount {target}")
 
 
 def pivot_root(new: str, old: str) -> None:
@@ -155,7 +156,7 @@ class _OpenHow(ctypes.Structure):
 def open_inside(root: int, path: str, flags: int, resolve: int = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS) -> int:
     """Opens a path as if `root` were the root of everything: no link and no `..` leads out of it."""
     how = _OpenHow(flags | os.O_CLOEXEC, 0, resolve)
-    number = _libc.syscall(
+    number = _syscall(
         ctypes.c_long(_OPENAT2),
         ctypes.c_long(root),
         os.fsencode(path),
@@ -184,7 +185,7 @@ class _SockFilters(ctypes.Structure):
 def load_seccomp(program: bytes) -> None:
     """Installs a compiled filter for this process and all that come from it. Needs no_new_privs."""
     filters = _SockFilters(len(program) // 8, program)
-    _check(_libc.prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(filters), 0, 0), "seccomp")
+    _check(_prctl(PR_SET_SECCOMP, ctypes.c_ulong(2), ctypes.byref(filters), 0, 0), "seccomp")
 
 
 def rename_process(name: str) -> None:

@@ -5,6 +5,7 @@ A message that does not fit into a packet travels in a memory file whose descrip
 
 from __future__ import annotations
 
+import array
 import json
 import os
 import select
@@ -17,6 +18,9 @@ MAX_PACKET = 96 * 1024
 MAX_FDS = 100
 MAX_MESSAGE = 256 * 2**20
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_INT = array.array("i").itemsize
+_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 _HEAD = struct.Struct("<BI")
 _INLINE, _IN_FILE = 0, 1
 
@@ -43,7 +47,7 @@ class BadMessage(Exception):
 
 def send(sock: socket.socket, header: dict[str, Any], blob: bytes = b"", fds: tuple[int, ...] = ()) -> None:
     """Sends one message. Raises BlockingIOError where the socket is full, Closed where nobody reads it."""
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _encode(header).encode()
     try:
         if len(text) + len(blob) + _HEAD.size <= MAX_PACKET:
             _send(sock, [_HEAD.pack(_INLINE, len(text)), text, blob], fds)
@@ -75,9 +79,10 @@ def _send_file(sock: socket.socket, text: bytes, blob: bytes, fds: tuple[int, ..
 def receive(sock: socket.socket) -> Message:
     """Takes one message. Raises BlockingIOError where there is none, Closed at the end."""
     try:
-        data, fds, flags, _ = socket.recv_fds(sock, MAX_PACKET, MAX_FDS, socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT)
+        data, ancillary, flags, _ = sock.recvmsg(MAX_PACKET, socket.CMSG_SPACE(MAX_FDS * _INT), _FLAGS)
     except ConnectionError as error:
         raise Closed from error
+    fds = _descriptors(ancillary)
     if not data and not fds:
         raise Closed
     try:
@@ -88,6 +93,15 @@ def receive(sock: socket.socket) -> Message:
         for fd in fds:
             os.close(fd)
         raise BadMessage(str(error)) from error
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """socket.recv_fds would ignore the flag that keeps descriptors from the commands of a box."""
+    found = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(data[: len(data) - len(data) % _INT])
+    return list(found)
 
 
 def _decode(data: bytes, fds: list[int]) -> Message:

@@ -1,0 +1,130 @@
+"""The `code` verifier: runs a task's own Python function where neither it nor the agent can do harm.
+
+    {"type": "code", "code": "def verify(env, final_answer=None, conversation=None): ...", "isolation": "fresh"}
+
+code          `[async] def verify` or `validate_task`, else the last function at the top that takes `env`; it returns a
+              number, a bool, or {"score": ..., "components": {...}}, and anything else is no verdict
+isolation     fresh, snapshot or in_place: where code that reads `env` runs. Code that does not is a pure function,
+              and is judged in a box of its own, apart from every sandbox (recorded as fresh)
+score_range   [lowest, highest]: a score outside is no verdict; it is never clipped
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rollout_engine.errors import ExecTimeout, SandboxUnavailable, VerifierBadReturn, VerifierError, VerifierTimeout
+from rollout_engine.problems import checked
+from rollout_engine.sandboxes import sandbox_spec
+from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
+from rollout_engine.specs import Spec, Task
+from rollout_engine.types import ExecResult, Isolation, Score, Trajectory
+from rollout_engine.verifiers.code.source import parse as parse_code
+from rollout_engine.verifiers.code.warm import parse as parse_verdict
+from rollout_engine.verifiers.reward import components, finite
+from rollout_engine.verifiers.workshop import Workshop, check_trust
+
+OUTPUT_CHARS = 600
+"""Of what the code printed, in the message of a verdict that could not be had."""
+
+
+class CodeSpec(Spec):
+    """The fields of a task's `verifier` of type code."""
+
+    type: Literal["code"] = "code"
+    code: str = Field(min_length=1)
+    isolation: Literal["fresh", "snapshot", "in_place"] = "fresh"
+    score_range: tuple[float, float] | None = None
+
+
+class Code:
+    """Verifies by one task's own code."""
+
+    uses_workshop = True
+
+    def __init__(self, spec: Mapping[str, Any], *, timeout_s: float = 300.0, workshop: Workshop | None = None) -> None:
+        """Raises InputError about code that can never come to a verdict. Without a workshop it cannot judge."""
+        self._spec = checked(CodeSpec, spec, "verifier")
+        self._source = parse_code(self._spec.code)
+        self._timeout_s = timeout_s
+        self._workshop = workshop
+        self.takes_sandbox = self._source.uses_env
+        self.isolation = Isolation(self._spec.isolation) if self.takes_sandbox else Isolation.FRESH
+
+    async def verify(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Score:
+        request = {
+            "code": self._spec.code,
+            "final_answer": trajectory.final_answer,
+            "conversation": trajectory.messages or task.messages(),
+        }
+        if sandbox is None:
+            return self._score(await self._apart(task, request))
+        spec = sandbox_spec(task)
+        check_trust(sandbox, spec)
+        return self._score(await self._inside(sandbox, request, spec))
+
+    async def _apart(self, task: Task, request: dict[str, Any]) -> dict[str, Any]:
+        """A pure function's verdict: warm where that works, else in a sandbox that is opened for it."""
+        if self._source.uses_env or self._workshop is None:
+            raise SandboxUnavailable("the code reads `env`, and there is no sandbox for it")
+        warm = await self._workshop.warm()
+        if warm is not None:
+            return await warm.judge(request, self._timeout_s)
+        spec = sandbox_spec(task)
+        sandbox = await self._workshop.open(spec)
+        try:
+            return await self._inside(sandbox, request, spec)
+        finally:
+            await sandbox.close()
+
+    async def _inside(self, sandbox: Sandbox, request: dict[str, Any], spec: SandboxSpec) -> dict[str, Any]:
+        """The verdict of a fresh interpreter in a sandbox, given by its standard output alone."""
+        uses_env = self._source.uses_env
+        python = await (self._workshop or Workshop()).python(sandbox, spec)
+        argv = [*python, "-c", program(uses_env=uses_env)]
+        stdin = json.dumps({**request, "uses_env": uses_env, "workdir": spec.workdir}).encode()
+        try:
+            result = await sandbox.exec(argv, stdin=stdin, timeout_s=self._timeout_s)
+        except ExecTimeout as error:
+            output = _tail(error.partial)
+            raise VerifierTimeout(f"the code did not end within {self._timeout_s:g} s{output}") from error
+        if not result.stdout:
+            how = "it was out of memory" if result.oom else f"exit code {result.exit_code}"
+            raise VerifierError(f"the code ended without a verdict ({how}): it must return, not exit{_tail(result)}")
+        return {"output": result.stderr.decode(errors="replace"), **parse_verdict(result.stdout)}
+
+    def _score(self, verdict: dict[str, Any]) -> Score:
+        """The verdict as a score; nothing that came out of a sandbox is taken for granted."""
+        failed, output = verdict.get("failed"), str(verdict.get("output") or "")[-OUTPUT_CHARS:].strip()
+        if failed is not None:
+            message = str(verdict.get("text")) + (f"\nit printed: {output}" if output else "")
+            raise VerifierBadReturn(message) if failed == "returned" else VerifierError(message)
+        parts, passed = verdict.get("components") or {}, verdict.get("passed")
+        if not isinstance(parts, dict) or not isinstance(passed, bool | None):
+            raise VerifierBadReturn(f"what came back is no verdict: {verdict!r:.200}")
+        score = finite(verdict.get("score"), "the score")
+        if self._spec.score_range is not None:
+            low, high = self._spec.score_range
+            if not low <= score <= high:
+                raise VerifierBadReturn(f"the score {score:g} is not within the declared {low:g} to {high:g}")
+        return Score(score, passed, components(parts, "the verdict"))
+
+
+@functools.cache
+def program(*, uses_env: bool) -> str:
+    """What a fresh interpreter is given to run."""
+    here = Path(__file__).parent
+    files = ["runner.py", "env.py"] if uses_env else ["runner.py"]
+    text = "\n".join((here / name).read_text() for name in files)
+    return f"{text}\nmain({'Env' if uses_env else 'None'})\n"
+
+
+def _tail(result: ExecResult) -> str:
+    text = result.stderr[-OUTPUT_CHARS:].decode(errors="replace").strip()
+    return f"\nit printed: {text}" if text else ""

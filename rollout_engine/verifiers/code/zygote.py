@@ -1,0 +1,115 @@
+"""The warm verifier's process: a launcher whose boxes each run one task's verifier code, and end with it.
+
+It is a program of its own: `helper` (the namespace sandbox's) and `runner` are found on its path, nothing else of
+the engine is there. What verifier code commonly imports is loaded before the first fork. It is told no task: each
+request goes to the box alone, over the box's own socket.
+"""
+
+import os
+import random
+import resource
+import sys as python
+from importlib import import_module
+
+import runner
+from helper import hostlayer, launcher, users, wire
+
+USER = 65534
+LIBRARY = "/python"
+"""Where a box sees the standard library, which on the host may be below a home that is closed to it."""
+MAX_REPLY = 60_000
+"""Fits into one packet."""
+MAX_OUTPUT = 2_000
+PROCESSES = 32
+FILE_BYTES = 16 * 2**20
+_COMMON = (
+    "abc argparse array ast base64 binascii bisect calendar cmath codecs collections collections.abc contextlib copy "
+    "csv dataclasses datetime decimal difflib email.utils enum fnmatch fractions functools glob gzip hashlib heapq "
+    "hmac html html.parser inspect io itertools json keyword locale math numbers operator os.path pathlib pprint "
+    "queue random re secrets shlex statistics string struct tempfile textwrap threading time timeit token tokenize "
+    "traceback types typing unicodedata urllib.parse uuid warnings weakref xml.etree.ElementTree zlib zoneinfo"
+).split()
+
+
+class Tail:
+    """What the code prints, the end of it."""
+
+    encoding = "utf-8"
+
+    def __init__(self):
+        self.text = ""
+
+    def write(self, text):
+        self.text = (self.text + text[-MAX_OUTPUT:])[-MAX_OUTPUT:]
+        return len(text)
+
+    def flush(self):
+        pass
+
+    def isatty(self):
+        return False
+
+
+def base(identity, stage):
+    """An empty root, and the standard library for what is imported late."""
+    layer = hostlayer.build(identity, stage, trees=())
+    layer.stacks[LIBRARY] = [os.open(os.path.dirname(os.__file__), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+    return layer
+
+
+def serve(channel, lifeline, plan, oom, score):
+    """Takes one request, gives its verdict, and ends."""
+    request = wire.receive_wait(channel).header
+    os.close(lifeline)
+    os.close(score)
+    if oom is not None:
+        os.close(oom)
+    _become_nobody(plan["ids"])
+    _limit(request["cpu_s"], request["memory_bytes"])
+    os.chdir("/tmp")
+    python.path[:] = [LIBRARY, f"{LIBRARY}/lib-dynload"]
+    random.seed()
+    output = python.stdout = python.stderr = Tail()
+    verdict = runner.judge(request["code"], request["final_answer"], request["conversation"], None)
+    verdict["output"] = output.text if isinstance(output.text, str) else ""
+    _answer(channel, verdict)
+
+
+def _answer(channel, verdict):
+    data = runner.json.dumps(verdict).encode()
+    if len(data) > MAX_REPLY:
+        data = b'{"failed": "returned", "text": "the verdict is too large", "output": ""}'
+    if os.getpid() == 1:
+        channel.send(data)
+    os._exit(0)
+
+
+def _become_nobody(ids):
+    if ids > USER:
+        os.setgroups([])
+        os.setresgid(USER, USER, USER)
+        os.setresuid(USER, USER, USER)
+    users.die_with_parent()
+
+
+def _limit(cpu_s, memory_bytes):
+    """What stands beside the box's control groups, or in their place."""
+    limits = {
+        resource.RLIMIT_CPU: cpu_s,
+        resource.RLIMIT_AS: memory_bytes,
+        resource.RLIMIT_NPROC: PROCESSES,
+        resource.RLIMIT_FSIZE: FILE_BYTES,
+        resource.RLIMIT_NOFILE: 64,
+        resource.RLIMIT_STACK: 64 * 2**20,
+    }
+    for kind, value in limits.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def main(descriptor):
+    for name in _COMMON:
+        import_module(name)
+    python.setrecursionlimit(1000)
+    launcher.main(descriptor, serve, base)
