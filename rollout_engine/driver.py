@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -34,6 +34,8 @@ from rollout_engine.types import Boundary, Failure, KeySpace, RolloutRecord, Sta
 
 log = logging.getLogger(__name__)
 
+RECALLED_ROWS = 256
+"""Rows of earlier epochs that are read for a consumer at once."""
 TICK_S = 0.1
 """How often back-offs, breakers, leases and the watchdog are looked at."""
 EXCHANGE_GRACE_S = 10.0
@@ -59,6 +61,10 @@ class RunStore(Protocol):
 
     @property
     def done(self) -> Done: ...
+
+    def recall(self, keys: Sequence[int]) -> list[pa.RecordBatch]:
+        """The rows that earlier epochs committed for these keys. Called in a thread."""
+        ...
 
     def write(self, batches: list[pa.RecordBatch]) -> None:
         """Makes rows durable, and everything planned before them."""
@@ -162,10 +168,11 @@ class Driver:
         for submission in self._submissions:
             submission.fail(self._fatal or RunError("the engine was closed before this submission was done"))
 
-    def _spawn(self, work: Coroutine[object, object, None], name: str) -> None:
+    def _spawn(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
         task = self._loop.create_task(self._guard(work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _guard(self, work: Coroutine[object, object, None]) -> None:
         """A background task that fails ends the run; it is never lost."""
@@ -185,6 +192,7 @@ class Driver:
             for submission in self._submissions:
                 submission.fail(error)
             self._over.set()
+            self._changed.set()
 
     @property
     def fatal(self) -> BaseException | None:
@@ -203,7 +211,7 @@ class Driver:
             submission.fail(self._fatal)
             return
         self._submissions.append(submission)
-        self._spawn(self._plan(submission), "plan")
+        submission.planning = self._spawn(self._plan(submission), "plan")
 
     def cancel(self, keys: Iterable[int]) -> None:
         """Ends rollouts by the user's word: each gets a `cancelled` row."""
@@ -221,16 +229,24 @@ class Driver:
             self._changed.clear()
             await self._changed.wait()
 
-    def cancel_submission(self, submission: Submission) -> None:
-        """Nobody waits for these tasks any more."""
+    def leave(self, submission: Submission) -> None:
+        """Nobody reads it any more: what has not ended is cancelled, and what was not read holds nobody up."""
+        submission.stream = None
+        if submission in self._submissions:
+            self._submissions.remove(submission)
+        if submission.done.is_set():
+            return
         submission.exhausted = True
+        if submission.planning is not None:
+            submission.planning.cancel()
         keys = [
             key
             for slot, opened in self._planner.open.items()
             if opened.owner is submission
-            for key in range(slot * self.space.per_slot, (slot + 1) * self.space.per_slot)
+            for key in self.space.slot_keys(slot)
         ]
         self.cancel(keys)
+        submission.settle()
 
     # -- planning -----------------------------------------------------------------------------------------------
 
@@ -241,8 +257,16 @@ class Driver:
                 tasks = await submission.feed.take()
                 if not tasks:
                     break
+                before: list[int] = []
                 for task in tasks:
-                    self._add(task, submission)
+                    if self._scheduler.pending >= self.config.plan_ahead:
+                        self._poke()
+                        await self._room_to_plan()
+                    before += self._add(task, submission)
+                    if len(before) >= RECALLED_ROWS:
+                        await self._recall(before, submission)
+                        before = []
+                await self._recall(before, submission)
                 self._poke()
         except Exception as error:
             submission.error = error
@@ -256,7 +280,16 @@ class Driver:
             self._plan_more.clear()
             await self._plan_more.wait()
 
-    def _add(self, task: Task, submission: Submission) -> None:
+    async def _recall(self, keys: list[int], submission: Submission) -> None:
+        """A reader of a resumed run gets the rows that it had before, so that its groups are whole."""
+        if keys and submission.stream is not None:
+            await self._room_to_plan()
+            for batch in await asyncio.to_thread(self._store.recall, keys):
+                if submission.stream is not None:
+                    submission.stream.put(batch, batch.num_rows, batch.nbytes)
+
+    def _add(self, task: Task, submission: Submission) -> list[int]:
+        """Plans a task; returns the keys that earlier epochs have rows for."""
         opened, groups = self._planner.add(task, submission.round, submission)
         self._progressed = self._loop.time()
         self.progress.before += self.space.per_slot - opened.left
@@ -264,9 +297,11 @@ class Driver:
             submission.open_slots += 1
         for tries in groups:
             self._scheduler.add_group(tries)
-        if self._spent:
-            self._give_up(self._scheduler.drop_all(), _SPENT)
         self._bury()
+        if opened.left == self.space.per_slot:
+            return []
+        planned = {one.key for tries in groups for one in tries}
+        return [key for key in self.space.slot_keys(opened.slot) if key not in planned]
 
     # -- serving hosts ------------------------------------------------------------------------------------------
 
@@ -342,7 +377,8 @@ class Driver:
         waiting = self._waiting_calls.get(host, {})
         leases: dict[str, Lease] = {}
         # A new host says at once how much fits on it; until then it is granted nothing.
-        peer.starved, wait_s = False, HEARTBEAT_S if peer.link.stats else 0.0
+        heartbeat_s = min(HEARTBEAT_S, self.config.host.lease_s / 4)
+        peer.starved, wait_s = False, heartbeat_s if peer.link.stats else 0.0
         for index, name in enumerate(self.config.model_names):
             permits, tokens = -1, -1.0
             if name in self._permits:
@@ -416,6 +452,7 @@ class Driver:
             batch = batch.filter(pa.array(keep))
         self._progressed = now
         self._submit(batch, link, seq)
+        self._tell_breakers()
         self._bury()
 
     def _digest(self, key: int) -> str:
@@ -465,10 +502,12 @@ class Driver:
             return
         self._spent = True
         self._note(f"the budget of ${limit:g} is spent: what has not started is cancelled")
-        self._give_up(self._scheduler.drop_all(), _SPENT)
+        self._bury()
 
     def _bury(self) -> None:
-        """Rollouts of models whose breaker has given up get their rows."""
+        """What may not start any more gets its rows: of models whose breaker has given up, or of a spent budget."""
+        if self._spent and self._scheduler.pending:
+            self._give_up(self._scheduler.drop_all(), _SPENT)
         for model in self._scheduler.dead_models():
             breaker = self._scheduler.breakers[model]
             name = self.config.model_names[model]
@@ -526,6 +565,8 @@ class Driver:
         failure = Failure(Boundary.HOST, "HostLost", "its host was lost too often", retryable=True)
         self._give_up(lost.given_up, failure)
         self._give_up(lost.cancelled, None)
+        self._bury()
+        self._changed.set()
         self._poke()
 
     # -- the clock ----------------------------------------------------------------------------------------------
@@ -539,7 +580,7 @@ class Driver:
             now = self._loop.time()
             self.progress.now = now
             self.progress.pending = self._scheduler.pending
-            self.progress.running = sum(peer.link.running for peer in self._peers.values())
+            self.progress.running = sum(self._running_on(peer.link) for peer in self._peers.values())
             self._tell_breakers()
             wake = self._scheduler.next_wakeup()
             if (wake is not None and wake <= now) or (was_behind and not behind):
@@ -548,6 +589,10 @@ class Driver:
                 self._progressed = now
             elif now - self._progressed > limit:
                 await self._stuck(limit)
+
+    def _running_on(self, link: Link) -> int:
+        """What a host said last, or what it has surely started since: it replies only when there is news."""
+        return max(link.running, min(len(self._scheduler.held[link.host_id]), self.config.host.slots))
 
     def _tell_breakers(self) -> None:
         for name, breaker in zip(self.config.model_names, self._scheduler.breakers, strict=True):

@@ -60,8 +60,11 @@ class RolloutEngine:
         self._wanted_dir, self._resume, self._retry_failed = run_dir, resume, retry_failed
         self._temporary: str | None = None
         self._rounds = 0
-        self._submissions: list[Submission] = []
-        self._feeders: set[asyncio.Task[None]] = set()
+        self._submissions: dict[Submission, asyncio.Task[None] | None] = {}
+        """Those that are not done, each with what carries its tasks from this loop to the driver's."""
+        self._given_up = False
+        """Whether a consumer has left before its submission was done, or its source failed."""
+        self._closing = False
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -120,11 +123,11 @@ class RolloutEngine:
         """Stops the hosts, commits what has arrived, and writes the final tables. May be called twice."""
         if self._store.closed:
             return
-        for feeder in self._feeders:
-            feeder.cancel()
-        await asyncio.gather(*self._feeders, return_exceptions=True)
+        self._closing = True
+        for carrier in list(self._submissions.values()):
+            await _end(carrier)
         fatal = self._driver.fatal
-        finished = all(submission.done.is_set() for submission in self._submissions)
+        finished = not self._given_up and all(submission.done.is_set() for submission in self._submissions)
         status: RunStatus = "failed" if fatal is not None else "finished" if finished else "interrupted"
         try:
             await asyncio.shield(self._thread.call(self._driver.close()))
@@ -139,7 +142,10 @@ class RolloutEngine:
     # -- work ---------------------------------------------------------------------------------------------------
 
     async def rollouts(self, tasks: TaskSource, *, round: int | None = None) -> AsyncIterator[RolloutRecord]:
-        """Every rollout of the tasks as soon as it is committed, in the order of their endings."""
+        """Every rollout of the tasks as soon as it is committed, in the order of their endings.
+
+        In a resumed run also those that an earlier epoch committed, as soon as their task is submitted again.
+        """
         submission, stream = await self._submit(tasks, round, read=True)
         try:
             async for record in record_stream(stream):
@@ -150,7 +156,7 @@ class RolloutEngine:
     async def groups(self, tasks: TaskSource, *, round: int | None = None) -> AsyncIterator[Group]:
         """Every group (one task, one model) as soon as its k rollouts are committed.
 
-        Groups that an earlier epoch of a resumed run has finished come first.
+        In a resumed run also those that an earlier epoch has finished or begun: each group is whole.
         """
         submission, stream = await self._submit(tasks, round, read=True)
         try:
@@ -163,6 +169,7 @@ class RolloutEngine:
         """Runs all rollouts of the tasks without reading them. `total`: how many tasks there are, for the ETA."""
         submission, _ = await self._submit(tasks, round, read=False, total=total)
         await self._thread.call(submission.done.wait())
+        await self._leave(submission)
         if submission.error is not None:
             raise submission.error
 
@@ -176,9 +183,8 @@ class RolloutEngine:
             total = (await asyncio.to_thread(check_tasks, tasks, self.config)).count
         stream: Stream[pa.RecordBatch] = Stream()
         submission = await self._thread.call(self._make_submission(tasks, round, stream if read else None, total))
-        self._submissions.append(submission)
-        if isinstance(submission.feed, QueueFeed):
-            self._feeders.add(asyncio.create_task(self._carry(submission.feed, tasks)))
+        carrier = self._carry(submission.feed, tasks) if isinstance(submission.feed, QueueFeed) else None
+        self._submissions[submission] = None if carrier is None else asyncio.create_task(carrier)
         await self._thread.call(_called(self._driver.submit, submission))
         return submission, stream
 
@@ -198,7 +204,14 @@ class RolloutEngine:
     ) -> AsyncGenerator[list[Task], None]:
         async with contextlib.aclosing(task_chunks(tasks)) as chunks:
             async for chunk in chunks:
-                yield [check(task, self.config) for task in chunk]
+                good: list[Task] = []
+                try:
+                    good.extend(check(task, self.config) for task in chunk)
+                except InputError:
+                    if good:
+                        yield good
+                    raise
+                yield good
 
     async def _carry(self, feed: QueueFeed, tasks: TaskSource) -> None:
         """Carries tasks from the caller's loop, where their source lives, to the driver's, as there is room."""
@@ -213,8 +226,11 @@ class RolloutEngine:
 
     async def _leave(self, submission: Submission) -> None:
         """A consumer that stops reading early gives up what it asked for."""
-        if not submission.done.is_set():
-            await self._thread.call(_called(self._driver.cancel_submission, submission))
+        if self._closing or submission not in self._submissions:
+            return
+        self._given_up |= not submission.done.is_set() or submission.error is not None
+        await _end(self._submissions.pop(submission))
+        await self._thread.call(_called(self._driver.leave, submission))
 
     async def drain(self) -> None:
         """Starts nothing more, and returns when what was running has ended and is committed."""
@@ -228,6 +244,12 @@ class RolloutEngine:
     def tables(self) -> Run:
         """Everything committed so far as Arrow tables. Reads the run directory: call it from a thread."""
         return self._store.tables()
+
+
+async def _end(task: asyncio.Task[None] | None) -> None:
+    if task is not None:
+        task.cancel()
+        await asyncio.wait({task})
 
 
 async def _called(function: Callable[..., T], *arguments: Any) -> T:

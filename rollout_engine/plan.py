@@ -57,6 +57,8 @@ class Planner(Generic[S]):
         """Rollouts planned in this epoch, those that were done before not counted."""
         self._store = store
         self._done = done
+        self._first: int | None = None
+        """The first slot that was planned in this epoch."""
 
     def add(self, task: Task, round: int, owner: S) -> tuple[OpenSlot[S], list[list[Try]]]:
         """The task's slot, new or of an earlier epoch, and the tries of each group that has any left.
@@ -68,7 +70,8 @@ class Planner(Generic[S]):
         slot = self._store.find(round, task.task_id)
         if slot is None:
             slot = self._store.append(round, task.task_id, digest, body)
-        elif slot in self.open:
+            self._first = slot if self._first is None else self._first
+        elif slot in self.open or (self._first is not None and slot >= self._first):
             raise InputError(
                 f"task {task.task_id!r} is submitted twice in round {round}",
                 fix="give each task its own task_id, or submit it in another round",

@@ -1,8 +1,11 @@
 """Decides which rollout starts where, which is tried again, and which is given up: pure, no I/O, no clock.
 
-Invariants: every planned key is in exactly one of `todo` (of its group), `waiting` (back-off), `held` (by one host)
-or done; a key leaves for good only through a `Verdict.COMMIT`, `drop` or `lost`, each of which ends in one row.
+Invariants: every planned key is in exactly one of `todo` (of its group), `suspects`, `waiting` (back-off), `held` (by
+one host) or done; a key leaves for good only through a `Verdict.COMMIT`, `drop` or `lost`, each of which ends in one
+row.
 Depth first: started groups are finished before new ones are begun, and a group stays on one or two hosts.
+Whoever was on two lost hosts may be what ended them: such suspects run apart from all others, a few on a host and the
+last time alone, so that one that does end its host takes no other with it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ GROUP_HOSTS = 2
 """Hosts that a group is spread over while there is other work to start."""
 OVERSUBSCRIPTION = 2
 """Rollouts in flight for each call that a limited model takes at once."""
+SUSPECT_LOSSES = 2
+"""Hosts lost under an attempt that make it a suspect."""
+SUSPECTS_TOGETHER = 16
+"""Suspects that share a host, before their last start."""
 
 
 class Try(NamedTuple):
@@ -90,6 +97,9 @@ class Scheduler:
         self._started: list[dict[int, _Group]] = [{} for _ in range(space.m)]
         self._groups: dict[int, _Group] = {}
         self._waiting: dict[int, Try] = {}
+        self._suspects: dict[int, Try] = {}
+        self._apart: set[str] = set()
+        """Hosts that run suspects, or let what they hold end in order to."""
         self._wake: list[tuple[float, int]] = []
         self._cancelling: set[int] = set()
         self._orders = 0
@@ -123,10 +133,42 @@ class Scheduler:
     def grant(self, host: str, slots: int, now: float) -> list[Try]:
         """At most `slots` rollouts for a host to start, oldest groups first."""
         self._awake(now)
+        ready = [one for one in self._suspects.values() if self._room(self.space.model(one.key), now) > 0]
+        if ready and not self._apart:
+            self._apart.add(host)
+        if host in self._apart:
+            if self.held[host]:
+                return []
+            self._apart.discard(host)
+            if ready:
+                return self._take_suspects(ready, host, slots, now)
         granted: list[Try] = []
         while len(granted) < slots and (group := self._next_group(host, now)) is not None:
             granted.extend(self._take(group, host, slots - len(granted), now))
+        if ready and not granted and not self.held[host]:
+            return self._take_suspects(ready, host, slots, now)
         return granted
+
+    def _take_suspects(self, ready: Iterable[Try], host: str, slots: int, now: float) -> list[Try]:
+        """For a host that holds nothing, and gets nothing else until these have ended."""
+        self._apart.add(host)
+        granted: list[Try] = []
+        for one in ready:
+            last = one.losses == self.retry.max_host_losses
+            if len(granted) < (1 if last else min(slots, SUSPECTS_TOGETHER)) and slots > 0:
+                model = self.space.model(one.key)
+                if self._room(model, now) > 0:
+                    granted.append(self._suspects.pop(one.key))
+                    self._grant_one(one, host, model)
+                    self.todo_count -= 1
+                    if last:
+                        break
+        return granted
+
+    def _grant_one(self, one: Try, host: str, model: int) -> None:
+        self.held[host][one.key] = one
+        self._count(host, model, 1)
+        self.breakers[model].started(one.key)
 
     def _take(self, group: _Group, host: str, slots: int, now: float) -> Iterator[Try]:
         room = min(slots, self._room(group.model, now), len(group.todo))
@@ -134,9 +176,7 @@ class Scheduler:
             group.hosts.append(host)
         for _ in range(room):
             one = group.todo.popleft()
-            self.held[host][one.key] = one
-            self._count(host, group.model, 1)
-            self.breakers[group.model].started(one.key)
+            self._grant_one(one, host, group.model)
             yield one
         self.todo_count -= room
         if not group.todo:
@@ -212,17 +252,21 @@ class Scheduler:
                 self._put_back(one)
 
     def _put_back(self, one: Try) -> None:
+        self.todo_count += 1
+        if one.losses >= SUSPECT_LOSSES:
+            self._suspects[one.key] = one
+            return
         group = self._groups[self.space.group(one.key)]
         # A group that has not been started yet still stands in its model's queue.
         if not group.todo:
             self._started[group.model][group.order] = group
         group.todo.appendleft(one)
-        self.todo_count += 1
 
     def lost(self, host: str) -> Lost:
         """A host is gone: its keys are planned again, up to a bound."""
         lost = self._reclaim(host, list(self.held.pop(host, {}).values()))
         self.in_flight_on.pop(host, None)
+        self._apart.discard(host)
         return lost
 
     def missing(self, host: str, keys: Iterable[int]) -> Lost:
@@ -270,6 +314,9 @@ class Scheduler:
         """Takes rollouts that no host holds out of the plan; each needs a row from the caller."""
         wanted = set(keys)
         dropped = [self._waiting.pop(key) for key in wanted & self._waiting.keys()]
+        suspects = [self._suspects.pop(key) for key in wanted & self._suspects.keys()]
+        self.todo_count -= len(suspects)
+        dropped += suspects
         for group_id in {self.space.group(key) for key in wanted} & self._groups.keys():
             group = self._groups[group_id]
             mine = [one for one in group.todo if one.key in wanted]
@@ -282,7 +329,8 @@ class Scheduler:
 
     def drop_all(self, model: int | None = None) -> list[Try]:
         """Takes everything that no host holds, of one model or of all, out of the plan."""
-        keys = [one.key for group in self._groups.values() for one in group.todo] + list(self._waiting)
+        keys = [one.key for group in self._groups.values() for one in group.todo]
+        keys += [*self._waiting, *self._suspects]
         return self.drop(key for key in keys if model is None or self.space.model(key) == model)
 
     def dead_models(self) -> list[int]:
@@ -294,7 +342,7 @@ class Scheduler:
         ]
 
     def _waits(self, model: int) -> bool:
-        return any(self.space.model(key) == model for key in self._waiting)
+        return any(self.space.model(key) == model for key in (*self._waiting, *self._suspects))
 
     def _keep(self, group: _Group, todo: list[Try]) -> None:
         self.todo_count -= len(group.todo) - len(todo)

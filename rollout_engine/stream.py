@@ -32,7 +32,8 @@ class Stream(Generic[T]):
 
     def end(self, error: BaseException | None = None) -> None:
         """No more items; `error` is raised to the consumer after the last one."""
-        self._ended, self._error = True, error
+        with self._lock:  # or the consumer could see the end before the error
+            self._ended, self._error = True, error
         self._tell()
 
     def _tell(self) -> None:

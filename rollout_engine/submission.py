@@ -20,7 +20,7 @@ class TaskFeed(Protocol):
     """Where a submission's tasks come from."""
 
     async def take(self) -> list[Task]:
-        """Some tasks; an empty list is the end."""
+        """Some tasks; an empty list is the end. Raises what the source raised, after the tasks before it."""
         ...
 
     async def close(self) -> None:
@@ -47,22 +47,22 @@ class QueueFeed:
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Task | BaseException | None] = asyncio.Queue(QUEUED_TASKS)
         self._ended = False
+        self._error: BaseException | None = None
 
     async def put(self, item: Task | BaseException | None) -> None:
         """One task, an error to end with, or None: the end."""
         await self._queue.put(item)
 
     async def take(self) -> list[Task]:
-        if self._ended:
-            return []
-        items = [await self._queue.get()]
-        while not self._queue.empty():
-            items.append(self._queue.get_nowait())
-        tasks = [item for item in items if isinstance(item, Task)]
-        self._ended = len(tasks) < len(items)
-        for item in items:
-            if isinstance(item, BaseException):
-                raise item
+        tasks: list[Task] = []
+        while not self._ended and not (tasks and self._queue.empty()):
+            item = await self._queue.get()
+            if isinstance(item, Task):
+                tasks.append(item)
+            else:
+                self._ended, self._error = True, item
+        if not tasks and self._error is not None:
+            raise self._error
         return tasks
 
     async def close(self) -> None:
@@ -81,6 +81,7 @@ class Submission:
     exhausted: bool = False
     error: BaseException | None = None
     done: asyncio.Event = field(default_factory=asyncio.Event)
+    planning: asyncio.Task[None] | None = None
 
     def settle(self) -> None:
         """Ends the stream once everything that was planned has its row."""
@@ -90,7 +91,9 @@ class Submission:
                 self.stream.end(self.error)
 
     def fail(self, error: BaseException) -> None:
-        """The run is over for this submission."""
+        """The run is over for this submission, unless it was done before."""
+        if self.done.is_set():
+            return
         self.error, self.exhausted = error, True
         self.done.set()
         if self.stream is not None:

@@ -7,6 +7,7 @@ import fnmatch
 import hashlib
 import json
 import re
+import threading
 import time
 from array import array
 from collections.abc import (
@@ -35,6 +36,7 @@ from rollout_engine.errors import InputError
 from rollout_engine.problems import MAX_PROBLEMS, all_of, checked, problems_of
 from rollout_engine.specs import EnvironmentSpec, Task, task_body
 from rollout_engine.taskfile import Row, TaskRows
+from rollout_engine.threads import in_own_thread
 from rollout_engine.verifiers import check_verifier
 
 TaskSource: TypeAlias = (
@@ -292,27 +294,48 @@ def _selection(pattern: str | None) -> Callable[[str], object]:
 
 
 async def _chunks(items: Generator[Task, None, None]) -> AsyncGenerator[list[Task], None]:
-    def chunk() -> tuple[list[Task], BaseException | None, bool]:
-        taken: list[Task] = []
+    """What `items` gives, some at a time; also the tasks before one that is long in coming."""
+    loop, news = asyncio.get_running_loop(), asyncio.Event()
+    taken: list[Task] = []
+    lock = threading.Lock()
+
+    def pull() -> tuple[BaseException | None, bool]:
+        """Takes tasks until there are enough: (what was raised, whether that was the end)."""
         end = time.monotonic() + CHUNK_S
         try:
             for item in items:
-                taken.append(item)
-                if len(taken) >= CHUNK_TASKS or time.monotonic() > end:
-                    return taken, None, False
+                with lock:
+                    taken.append(item)
+                    count = len(taken)
+                if count == 1:
+                    loop.call_soon_threadsafe(news.set)
+                if count >= CHUNK_TASKS or time.monotonic() > end:
+                    return None, False
         except BaseException as error:  # what came before it is handed out first
-            return taken, error, True
-        return taken, None, True
+            return error, True
+        return None, True
 
-    running: asyncio.Future[Any] | None = None
+    def hand_out() -> list[Task]:
+        with lock:
+            chunk = taken[:]
+            taken.clear()
+        return chunk
+
+    running: asyncio.Future[tuple[BaseException | None, bool]] | None = None
     try:
-        over = False
+        error, over = None, False
         while not over:
-            running = asyncio.get_running_loop().run_in_executor(None, chunk)
-            taken, error, over = await asyncio.shield(running)
-            yield taken
-            if error is not None:
-                raise error
+            running = asyncio.ensure_future(in_own_thread(pull, "tasks"))
+            running.add_done_callback(lambda _: news.set())
+            while not running.done():
+                await news.wait()
+                news.clear()
+                await asyncio.wait({running}, timeout=CHUNK_S)
+                yield hand_out()
+            error, over = running.result()
+            yield hand_out()
+        if error is not None:
+            raise error
     finally:
         if running is not None:
             await asyncio.wait({running}, timeout=CLOSE_S)

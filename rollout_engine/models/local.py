@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import itertools
+from collections.abc import AsyncIterator, Iterator, Sequence
 from enum import StrEnum
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -94,8 +95,16 @@ class LocalClient:
         context: CallContext,
     ) -> Completion:
         """The model's answer; see `ModelClient`."""
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        draw = partial(self._model.play, messages, sampling, tools, context)
+        play = draw()
+        if play.fault is None and play.latency_s < min(deadline - started, self._spec.call_timeout_s):
+            # Nothing will go wrong: no need for the frames of a retry loop, of which there may be 10,000 at once.
+            await asyncio.sleep(play.latency_s)
+            return play.answer.completion(clock() - started)
         return await call_with_retries(
-            partial(self._try, messages, sampling, tools, context, asyncio.get_running_loop().time()),
+            partial(self._try, itertools.chain((play,), iter(draw, None)), started),
             retries=self._spec.call_retries,
             deadline=deadline,
             call_timeout_s=self._spec.call_timeout_s,
@@ -120,17 +129,9 @@ class LocalClient:
     async def close(self) -> None:
         """Nothing is open."""
 
-    async def _try(
-        self,
-        messages: Sequence[Message],
-        sampling: Sampling,
-        tools: Sequence[ToolSpec],
-        context: CallContext,
-        started: float,
-        until: float,
-    ) -> Completion | Failed:
+    async def _try(self, plays: Iterator[Play], started: float, until: float) -> Completion | Failed:
         clock = asyncio.get_running_loop().time
-        play = self._model.play(messages, sampling, tools, context)
+        play = next(plays)
         if play.fault is Fault.RATE_LIMITED:
             await asyncio.sleep(0)
             return Failed(ModelRateLimited(f"{self._where}: 429", play.retry_after_s), play.retry_after_s)

@@ -36,7 +36,7 @@ from rollout_engine.types import KeySpace
 
 logger = logging.getLogger(__name__)
 
-CHUNK_BYTES = 64 << 20
+CHUNK_BYTES = 32 << 20
 """Rows of about this size, their traces included, are in memory at once and become one part."""
 ROW_GROUP_ROWS = 32_000
 ROW_GROUP_BYTES = 16 << 20
@@ -159,16 +159,20 @@ class _Parts:
         self._directory, self._run_id, self._traces = directory, run_id, traces
 
     def write(self, batches: list[pa.RecordBatch]) -> None:
-        rollouts = pa.Table.from_batches(
-            [log_to_rollouts(batch, self._run_id, ROLLOUTS.names) for batch in batches], ROLLOUTS
-        )
-        rows = [turns for batch in batches for turns in turns_of(batch, self._traces, self._miss)]
-        self._put("rollouts", rollouts, max(len(rollouts), 1))
-        del rollouts
-        turns = sort_turns(pa.Table.from_batches(rows, TURNS))
-        del rows
-        self._put("turns", turns, _row_group(turns))
+        self._put_rollouts(batches)
+        self._put_turns(batches)
         self.number += 1
+        pa.default_memory_pool().release_unused()
+
+    def _put_rollouts(self, batches: list[pa.RecordBatch]) -> None:
+        rows = [log_to_rollouts(batch, self._run_id, ROLLOUTS.names) for batch in batches]
+        table = pa.Table.from_batches(rows, ROLLOUTS)
+        self._put("rollouts", table, max(len(table), 1))
+
+    def _put_turns(self, batches: list[pa.RecordBatch]) -> None:
+        rows = (turns for batch in batches for turns in turns_of(batch, self._traces, self._miss))
+        table = sort_turns(pa.Table.from_batches(rows, TURNS))
+        self._put("turns", table, _row_group(table))
 
     def _put(self, name: str, table: pa.Table, row_group: int) -> None:
         path = self._directory / name / _part(self.number)

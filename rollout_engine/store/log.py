@@ -62,7 +62,7 @@ class _Segment:
         self._sink = _Sink(path)
         self._stream = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _BUFFER_BYTES)
         self._writer = pa.ipc.new_stream(self._stream, LOG, options=_OPTIONS)
-        sync_directory(path.parent)
+        self._named = False
 
     @property
     def size(self) -> int:
@@ -73,6 +73,9 @@ class _Segment:
             self._writer.write_batch(batch)
         self._stream.flush()
         os.fdatasync(self._sink.handle)
+        if not self._named:
+            sync_directory(self.path.parent)
+            self._named = True
 
     def close(self) -> None:
         """Marks the end of the stream. A failure loses nothing: a segment without the mark reads as well."""

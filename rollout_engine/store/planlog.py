@@ -72,6 +72,7 @@ class PlanLog:
         self._firsts: list[int] = []
         self._index = SlotIndex()
         self._lock = threading.RLock()
+        self._sync_lock = threading.Lock()
         self._buffer = bytearray()
         self._unsynced = False
         self._broken = False
@@ -151,21 +152,22 @@ class PlanLog:
 
     def sync(self) -> None:
         """Makes every slot so far durable. Raises RunError."""
-        with self._lock:
-            if not self._unsynced:
-                return
-            if self._broken:
-                raise RunError(f"the plan in {self._layout.plan} could not be synced; `rollout resume` goes on from it")
-            self._write()
-            self._unsynced = False
-        # Slots may be appended meanwhile. After a failed sync the kernel may drop what it could not write, and
-        # a second sync would report success: this epoch is over then.
-        with writing(self._layout.plan):
-            try:
-                os.fdatasync(self._files[-1].handle)
-            except BaseException:
-                self._broken = self._unsynced = True
-                raise
+        with self._sync_lock:
+            with self._lock:
+                if not self._unsynced:
+                    return
+                if self._broken:
+                    raise RunError(f"the plan in {self._layout.plan} could not be synced; `rollout resume` the run")
+                self._write()
+                self._unsynced = False
+            # Slots may be appended meanwhile. After a failed sync the kernel may drop what it could not write, and
+            # a second sync would report success: this epoch is over then.
+            with writing(self._layout.plan):
+                try:
+                    os.fdatasync(self._files[-1].handle)
+                except BaseException:
+                    self._broken = self._unsynced = True
+                    raise
 
     def find(self, round: int, task_id: str) -> int | None:
         """The first slot of this task in this round, of this epoch or an earlier one."""

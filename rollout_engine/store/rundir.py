@@ -198,16 +198,7 @@ def create_run(
     if not config.models:
         raise InputError("a run needs at least one model", where="models", fix="give one with -m NAME=KIND:REST")
     _refuse_taken(layout)
-    now = datetime.now(UTC)
-    info = RunInfo(
-        run_id=run_id or f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
-        status="running",
-        created_at=now,
-        config=config,
-        config_digest=config_digest(config),
-        versions=versions(),
-        provenance={"git": git_state(Path.cwd()), **(provenance or {})},
-    )
+    info = _new_info(config, run_id, provenance or {})
     existed = layout.root.exists()
     try:
         layout.root.mkdir(parents=True, exist_ok=True)
@@ -223,6 +214,19 @@ def create_run(
             f"cannot be made: {describe(error)}", where=str(layout.root), fix="choose a writable place with -o"
         ) from error
     return RunDir(layout, info)
+
+
+def _new_info(config: RunConfig, run_id: str | None, provenance: Mapping[str, Any]) -> RunInfo:
+    now = datetime.now(UTC)
+    return RunInfo(
+        run_id=run_id or f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
+        status="running",
+        created_at=now,
+        config=config,
+        config_digest=config_digest(config),
+        versions=versions(),
+        provenance={"git": git_state(Path()), **provenance},
+    )
 
 
 def _make_rooms(layout: Layout) -> None:
@@ -251,7 +255,7 @@ def _local(path: str | os.PathLike[str]) -> Path:
         raise InputError(
             "a run directory is a local or mounted path", where=os.fspath(path), fix="mount the store, or copy the run"
         )
-    return Path(path)
+    return Path(os.path.abspath(path))  # hosts have another working directory
 
 
 def _refuse_taken(layout: Layout) -> None:

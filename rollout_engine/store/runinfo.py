@@ -75,26 +75,30 @@ def read_info(path: Path) -> RunInfo:
             fix="name the directory that `rollout run -o` made",
         ) from error
     try:
-        found = json.loads(raw)
-        if found["schema_version"] != SCHEMA_VERSION:
-            raise InputError(
-                f"has schema version {found['schema_version']!r}, this is {SCHEMA_VERSION!r}",
-                where=str(path),
-                fix="use the version of rollout-engine that made it (see `versions` in the file)",
-            )
-        info = RunInfo.model_validate_json(raw)
-        intact = digest_of(found["config"]) == info.config_digest
+        info, digest = _parse(raw, path)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"is damaged: {_first(error)}", where=str(path), fix="restore it from a copy, or start a new run directory"
         ) from error
-    if not intact:
+    if digest != info.config_digest:
         raise InputError(
             "its config was edited: it does not match config_digest",
             where=str(path),
             fix="undo the edit; what may change on resume is given to `rollout resume`",
         )
     return info
+
+
+def _parse(raw: bytes, path: Path) -> tuple[RunInfo, str]:
+    """The content, and the digest of its config as it stands there."""
+    found = json.loads(raw)
+    if found["schema_version"] != SCHEMA_VERSION:
+        raise InputError(
+            f"has schema version {found['schema_version']!r}, this is {SCHEMA_VERSION!r}",
+            where=str(path),
+            fix="use the version of rollout-engine that made it (see `versions` in the file)",
+        )
+    return RunInfo.model_validate_json(raw), digest_of(found["config"])
 
 
 def _first(error: Exception) -> str:

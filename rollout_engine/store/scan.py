@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import re
 import struct
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"(\d+)-(\d+)\.arrows")
 _HEAD = struct.Struct("<II")
+_MAPPED_BYTES = 8 << 20
 _CONTINUATION = 0xFFFFFFFF
 
 
@@ -43,7 +45,8 @@ class Placed(NamedTuple):
     """A batch of a segment, and where it stands there."""
 
     path: Path
-    number: int
+    offset: int
+    """Of its message in the file."""
     rows: pa.RecordBatch
 
 
@@ -62,10 +65,10 @@ def scan_placed(layout: Layout, space: KeySpace, columns: Sequence[str]) -> Iter
     wanted = list(columns)
     for segment in segments(layout):
         stop = limits.get(segment.epoch)
-        for number, batch in enumerate(read_segment(segment.path, dict.fromkeys((*wanted, "key")))):
+        for offset, batch in _read_placed(segment.path, dict.fromkeys((*wanted, "key"))):
             kept = batch if stop is None else _below(batch, stop * space.per_slot)
             if len(kept):
-                yield Placed(segment.path, number, kept.select(wanted))
+                yield Placed(segment.path, offset, kept.select(wanted))
 
 
 def _below(batch: pa.RecordBatch, stop: int) -> pa.RecordBatch:
@@ -75,24 +78,43 @@ def _below(batch: pa.RecordBatch, stop: int) -> pa.RecordBatch:
 
 def read_segment(path: Path, columns: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """The whole batches of one segment; a torn last one was never acknowledged and is left out."""
+    return (batch for _, batch in _read_placed(path, columns))
+
+
+def read_batch(path: Path, offset: int) -> pa.RecordBatch:
+    """The whole batch whose message starts there. Raises RunError."""
+    with reading(path), pa.OSFile(str(path)) as source:
+        source.seek(offset)
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), LOG)
+        batch.validate(full=True)
+        return batch
+
+
+def _read_placed(path: Path, columns: Iterable[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches with the offsets of their messages."""
     names = list(columns)
-    with reading(path):
+    with reading(path), path.open("rb") as file:
         if not path.stat().st_size:
             return
-        source = pa.memory_map(str(path))
-    with source:
-        reader = _open(path, source, names)
-        while reader is not None:
-            position = source.tell()
-            try:
-                batch = reader.read_next_batch()
-                batch.validate(full=True)
-            except StopIteration:
-                return
-            except (OSError, pa.ArrowException) as error:
-                _end_or_raise(path, source, position, error)
-                return
-            yield batch.select(names)
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    source = pa.BufferReader(pa.py_buffer(mapped))
+    reader = _open(path, source, names)
+    kept_from = 0
+    while reader is not None:
+        position = source.tell()
+        if position - kept_from > _MAPPED_BYTES:
+            # Pages that were read stay in the page cache, but count as this process's memory no longer.
+            kept_from = position // mmap.PAGESIZE * mmap.PAGESIZE
+            mapped.madvise(mmap.MADV_DONTNEED, 0, kept_from)
+        try:
+            batch = reader.read_next_batch()
+            batch.validate(full=True)
+        except StopIteration:
+            return
+        except (OSError, pa.ArrowException) as error:
+            _end_or_raise(path, source, position, error)
+            return
+        yield position, batch.select(names)
 
 
 def _open(path: Path, source: pa.NativeFile, columns: Sequence[str]) -> pa.RecordBatchReader | None:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from rollout_engine.errors import RunError
 from rollout_engine.schema import TRACE, batch_to_turns, turns_to_batch
-from rollout_engine.store.files import reading, write_all
+from rollout_engine.store.files import reading, sync_directory, write_all
 from rollout_engine.store.layout import Layout
 from rollout_engine.types import Turn
 
@@ -71,6 +71,7 @@ class TraceWriter:
         if self._handle is None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
             self._handle = os.open(self._path, flags, 0o644)
+            sync_directory(self._path.parent)
         offset = os.fstat(self._handle).st_size
         write_all(self._handle, _LENGTH.pack(len(payload)))
         write_all(self._handle, payload)

@@ -17,9 +17,7 @@ No answer, no match, or no number where one is expected is a wrong answer: score
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal, InvalidOperation
@@ -32,6 +30,7 @@ from rollout_engine.errors import InputError, VerifierTimeout
 from rollout_engine.problems import checked
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Spec, Task
+from rollout_engine.threads import in_own_thread
 from rollout_engine.types import Isolation, Score, Trajectory
 
 T = TypeVar("T")
@@ -78,7 +77,7 @@ class Match:
             with suppress(TimeoutError):
                 return self._verdict(answer, SHORT_LIMIT_S, SHORT_MATCHES, concurrent=False)
         try:
-            return await _in_thread(lambda: self._verdict(answer, self._timeout_s, None, concurrent=True))
+            return await in_own_thread(lambda: self._verdict(answer, self._timeout_s, None, concurrent=True), "match")
         except TimeoutError as error:
             raise VerifierTimeout(
                 f"the pattern did not come to an end on an answer of {len(answer)} characters "
@@ -170,25 +169,3 @@ def _items(text: str, *, spaced: bool) -> list[str]:
     if spaced:
         return [item for part in text.replace("\n", ",").split(",") if (item := part.strip())]
     return text.replace(",", " ").split()
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Runs in a thread of its own: a pattern that hangs must not hold up the pool that everything else uses."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_it: Callable[[Any], None], value: Any) -> None:
-        if not done.done():
-            set_it(value)
-
-    def run() -> None:
-        outcome: tuple[Callable[[Any], None], Any]
-        try:
-            outcome = (done.set_result, work())
-        except BaseException as error:
-            outcome = (done.set_exception, error)
-        with suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(settle, *outcome)
-
-    threading.Thread(target=run, name="match", daemon=True).start()
-    return await done

@@ -78,6 +78,14 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def command(pid: int) -> str:
+    """A process's command line, as `ps` shows it."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+    except OSError:
+        return ""
+
+
 def temporary_folders() -> set[str]:
     """The folders of runs without a run_dir, and of whatever else the engine puts there."""
     folder = Path(os.environ.get("TMPDIR", "/tmp"))

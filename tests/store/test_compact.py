@@ -171,6 +171,9 @@ def test_a_copy_without_its_log_is_read_from_parquet(written: tuple[RunDir, RunW
         (shutil.copytree if (run.path / name).is_dir() else shutil.copy)(run.path / name, copy / name)
     assert len(read_rollouts(copy)) == SLOTS * SPACE.per_slot
     assert read_turns(copy, key_id(6)) == turns_for(6)
+    assert read_turns(copy, key_id(4)) == turns_for(4) == []
+    with pytest.raises(InputError, match="there is no rollout"):
+        read_turns(copy, "0/strong/0/another")
 
 
 def test_a_damaged_part_is_named_and_a_damaged_manifest_is_not_believed(written: tuple[RunDir, RunWriter]) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -137,21 +136,6 @@ def test_a_segment_of_another_schema_is_refused(layout: Layout) -> None:
         keys_of(layout)
     with pytest.raises(RunError, match="same version on all hosts"):
         CommitLog(layout, 2, 1 << 20).commit([pa.record_batch({"key": [1]})])
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MB."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("needs root to mount a small tmpfs")
-    target = tmp_path / "small"
-    target.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(target)], check=False).returncode:
-        pytest.skip("this root may not mount")
-    try:
-        yield target
-    finally:
-        subprocess.run(["umount", "-l", str(target)], check=True)
 
 
 @pytest.mark.root

@@ -143,6 +143,31 @@ def test_an_entry_that_changes_under_an_open_plan_is_an_error(layout: Layout) ->
     log.close()
 
 
+@pytest.mark.root
+def test_a_full_disk_tears_no_line_for_good(small_disk: Path) -> None:
+    layout = Layout(small_disk)
+    layout.plan.mkdir()
+    log = begun(layout, 1)
+    (small_disk / "filler").write_bytes(bytes(3_900_000))
+
+    def fill_up() -> None:
+        for number in range(100_000):
+            log.append(0, f"t{number}", "abc", b"{}")
+
+    with pytest.raises(RunError, match="No space left on device"):
+        fill_up()
+    slots = len(log)
+    with pytest.raises(RunError, match="No space left on device"):
+        log.sync()
+    (small_disk / "filler").unlink()
+    assert log.append(0, "more", "abc", b"{}") == slots
+    log.close()
+    log = PlanLog(layout)
+    assert [entry.slot for entry in log.entries()] == list(range(slots + 1))
+    assert log.find(0, "more") == slots
+    log.close()
+
+
 def test_a_plan_opened_for_reading_takes_nothing(layout: Layout) -> None:
     log = PlanLog(layout)
     with pytest.raises(RunError, match="reading only"):
