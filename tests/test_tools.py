@@ -6,6 +6,7 @@ One test: .venv/bin/pytest tests/test_tools.py -k mcp
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import time
@@ -25,9 +26,12 @@ from rollout_engine.errors import HostError, InputError, SandboxDied, SetupError
 from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
 from rollout_engine.sandboxes.local import LocalProvider
 from rollout_engine.specs import Task, ToolTaskSpec
-from tests.rig import MATCH
+from tests.helpers import make_config, scripted
+from tests.rig import MATCH, bench, task_of
 
 TOP = 2000
+MARK = f"rollout-test-{os.getpid()}"
+"""By which a test knows its own processes."""
 TIMEOUT_S = 20.0
 TEXT = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 
@@ -338,12 +342,19 @@ for line in sys.stdin:
 
 async def with_server(sandbox: Sandbox, source: str, timeout_s: float = TIMEOUT_S) -> Any:
     await sandbox.write_file("server.py", source.encode())
-    task = tools_of({"name": "calc", "mcp": [sys.executable, "server.py"]})
+    task = tools_of({"name": "calc", "mcp": [sys.executable, "server.py", MARK]})
     return open_toolbox(task, sandbox, timeout_s=timeout_s, max_output_bytes=TOP)
+
+
+async def running(sandbox: Sandbox) -> str:
+    """The command lines of all processes, which the local sandbox sees."""
+    look = "for each in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $each; echo; done 2>/dev/null"
+    return (await sandbox.exec(["sh", "-c", look])).stdout.decode(errors="replace")
 
 
 async def test_the_tools_of_a_real_mcp_server_are_offered_and_called(sandbox: Sandbox) -> None:
     async with await with_server(sandbox, REAL) as tools:
+        assert MARK in await running(sandbox)
         offered = {tool.name: tool for tool in tools.specs}
         assert list(offered) == ["shell", "add", "note", "fail"]
         assert offered["add"].description == "Adds two numbers."
@@ -353,7 +364,7 @@ async def test_the_tools_of_a_real_mcp_server_are_offered_and_called(sandbox: Sa
         assert (await ask(tools, "fail")).startswith("[tool error]\n")
         assert await ask(tools, "note", text="hello") == "noted"
         assert await ask(tools, "shell", command="cat note.txt") == "hello\n[exit code 0]"
-    assert "python" not in (await sandbox.exec(["sh", "-c", "ps -o args= | grep '[s]erver.py'"])).stdout.decode()
+    assert MARK not in await running(sandbox)
 
 
 async def test_an_mcp_server_of_another_make(sandbox: Sandbox) -> None:
@@ -399,3 +410,32 @@ async def test_what_is_raised_beside_an_mcp_server_comes_through_as_it_is(sandbo
     with pytest.raises(LookupError, match="as it is"):
         async with await with_server(sandbox, SMALL):
             raise LookupError("as it is")
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1, 0.3, 0.8])
+async def test_a_cancelled_rollout_leaves_no_mcp_server(sandbox: Sandbox, delay_s: float) -> None:
+    async def work() -> None:
+        async with await with_server(sandbox, SMALL) as tools:
+            await ask(tools, "hang")
+
+    working = asyncio.create_task(work())
+    await asyncio.sleep(delay_s)
+    working.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await working
+    assert MARK not in await running(sandbox)
+
+
+async def test_a_rollout_whose_tool_does_not_come_up_fails_in_its_setup() -> None:
+    task = task_of(tools=[{"name": "calc", "mcp": ["sh", "-c", "echo no luck >&2; exit 3"]}])
+    async with bench(make_config(scripted(), agent="tool_loop", sandbox="local")) as rig:
+        record = await rig.run(task)
+    assert (record.status, record.failure_boundary, record.failure_type) == ("failed", "setup", "SetupError")
+    assert "no luck" in str(record.failure_message)
+
+
+async def test_a_declared_tool_in_a_whole_rollout() -> None:
+    task = task_of(tools=[{"name": "shout", "function": "tests.test_tools:shout", "parameters": TEXT}])
+    async with bench(make_config(scripted(), agent="tool_loop", sandbox="local")) as rig:
+        record = await rig.run(task)
+    assert (record.status, record.score, record.num_turns) == ("completed", 1.0, 1)

@@ -90,8 +90,10 @@ class McpServer:
         stream = await self._sandbox.connect(self._argv)
         try:
             async with Client(stdio(stream, self._link), cache=None) as client:
-                ready.set_result(await _list_tools(client))
+                listed = await _list_tools(client)
                 self._client = client
+                if not ready.done():  # whoever waited may have given up
+                    ready.set_result(listed)
                 await self._over.wait()
         finally:
             self._client = None
