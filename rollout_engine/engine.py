@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import tempfile
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -30,6 +29,7 @@ from rollout_engine.results import Group, Run, group_stream, record_stream
 from rollout_engine.runstore import open_store
 from rollout_engine.specs import Task
 from rollout_engine.store import RunStatus
+from rollout_engine.store.temporary import make_temporary
 from rollout_engine.stream import Stream
 from rollout_engine.submission import ChunkFeed, QueueFeed, Submission
 from rollout_engine.tasks import TaskSource, check_task, check_tasks, iter_tasks, resolve, task_chunks
@@ -58,7 +58,7 @@ class RolloutEngine:
     ) -> None:
         self.config = make_config(config, models, options)
         self._wanted_dir, self._resume, self._retry_failed = run_dir, resume, retry_failed
-        self._temporary: str | None = None
+        self._temporary: Path | None = None
         self._rounds = 0
         self._submissions: dict[Submission, asyncio.Task[None] | None] = {}
         """Those that are not done, each with what carries its tasks from this loop to the driver's."""
@@ -71,7 +71,7 @@ class RolloutEngine:
     async def __aenter__(self) -> Self:
         keys = check_config(self.config)
         if self._wanted_dir is None:
-            self._temporary = tempfile.mkdtemp(prefix="rollout-engine-")
+            self._temporary = await asyncio.to_thread(make_temporary)
         self.run_dir = Path(self._temporary or self._wanted_dir or "")
         try:
             await self._open(keys)
