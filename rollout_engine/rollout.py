@@ -144,6 +144,8 @@ class Rollout:
         self._resources = resources
         self._on_slot_free = on_slot_free
         self._sandbox: Sandbox | None = None
+        self._services: list[str] = []
+        """The jobs in the sandbox that are the task's services, not the agent's."""
 
     async def run(self) -> None:
         """Never raises but CancelledError; what went wrong is in the record."""
@@ -206,7 +208,7 @@ class Rollout:
             self.record.limits_enforced = self._sandbox.limits_enforced
             self.phase = "setup"
             await set_up(self._prepared.task, self._sandbox)
-            await start_services(self._prepared.task.services, self._sandbox)
+            self._services = await start_services(self._prepared.task.services, self._sandbox)
 
     async def _close(self) -> None:
         """Removes the sandbox, within `close_s`, also while the rollout is being cancelled."""

@@ -15,15 +15,18 @@ MAX_PAUSE_S = 1.0
 _TAIL_BYTES = 500
 
 
-async def start_services(services: Sequence[ServiceSpec], sandbox: Sandbox) -> None:
-    """Starts them in their order, each once the one before is healthy. They end with their sandbox.
+async def start_services(services: Sequence[ServiceSpec], sandbox: Sandbox) -> list[str]:
+    """Starts them in their order, each once the one before is healthy; the names of their jobs.
 
-    Raises SetupError where one exits with an error, or is not healthy in time.
+    They end with their sandbox. Raises SetupError where one exits with an error, or is not healthy in time.
     """
+    jobs = []
     for service in services:
         job = await sandbox.start(["sh", "-c", service.command])
         if service.health is not None:
             await _healthy(service, service.health, job, sandbox)
+        jobs.append(job)
+    return jobs
 
 
 async def _healthy(service: ServiceSpec, health: str, job: str, sandbox: Sandbox) -> None:
