@@ -25,7 +25,8 @@ FLOORS = [
     # Contracts and their implementations.
     "sandboxes models agents verifiers proxy harnesses",
     # Rollouts, hosts, plan, tasks, store.
-    "rollout prepare host plan tasks taskfile taskcheck store results submission committer clusters runstore gate",
+    "rollout services prepare host plan tasks taskfile taskcheck "
+    "store results submission committer clusters runstore gate",
     "driver",
     "engine",
     "trainers",
