@@ -234,13 +234,13 @@ class Host:
         return Reply(
             batches=batches,
             grant_seq_received=self._granted,
-            held_count=len(self._held),
-            held_hash=self._held_hash,
-            held=tuple(self._held) if request.want_held else None,
+            held_count=len(self._held) + len(self._outbox.unsent),
+            held_hash=self._held_hash ^ self._outbox.unsent_hash,
+            held=(*self._held, *self._outbox.unsent) if request.want_held else None,
             missing=tuple(self._homeless),
             free_slots=self._free_slots(),
             demand={name: model.permits.demand for name, model in self._models.items()},
-            running=self._active,
+            running=self._active + len(self._outbox.unsent),
             stats={
                 "cpu_s": time.process_time(),
                 "started": self._counts.started,
@@ -367,7 +367,7 @@ class Host:
         if row is None:
             self._outbox.add(record, self._loop.time())
         else:
-            self._outbox.add_big(row, self._loop.time())
+            self._outbox.add_big(record.key, row, self._loop.time())
 
     def _release_body(self, entry: _Entry) -> None:
         digest = entry.spec.digest
