@@ -191,6 +191,7 @@ class Driver:
             submission.fail(self._fatal)
             return
         self._submissions.append(submission)
+        self._check_budget()
         submission.planning = self._spawn(self._plan(submission), "plan")
 
     def cancel(self, keys: Iterable[int]) -> None:

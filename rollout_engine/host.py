@@ -92,7 +92,9 @@ class Host:
         self._held_hash = 0
         self._queue: deque[_Entry] = deque()
         self._homeless: dict[str, list[_Entry]] = {}
-        self._bodies: OrderedDict[str, _Body] = OrderedDict()
+        self._bodies: dict[str, _Body] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        """Digests of bodies that nothing uses, the longest unused first."""
         self._running = 0
         self._active = 0
         self._number = 0
@@ -258,21 +260,27 @@ class Host:
     # -- rollouts -----------------------------------------------------------------------------------------------
 
     def _add_body(self, digest: str, raw: bytes) -> None:
-        body = self._bodies.setdefault(digest, _Body(raw))
+        if digest not in self._bodies:
+            self._bodies[digest] = _Body(raw)
+            self._idle[digest] = None
         for entry in self._homeless.pop(digest, ()):
-            body.users += 1
-            self._queue.append(entry)
+            self._use(entry)
 
     def _hold(self, spec: RolloutSpec) -> None:
         entry = _Entry(spec)
         self._held[spec.key] = entry
         self._held_hash ^= scramble(spec.key)
-        body = self._bodies.get(spec.digest)
-        if body is None:
-            self._homeless.setdefault(spec.digest, []).append(entry)
+        if spec.digest in self._bodies:
+            self._use(entry)
         else:
-            body.users += 1
-            self._queue.append(entry)
+            self._homeless.setdefault(spec.digest, []).append(entry)
+
+    def _use(self, entry: _Entry) -> None:
+        """Queues a rollout whose task's body is here."""
+        digest = entry.spec.digest
+        self._bodies[digest].users += 1
+        self._idle.pop(digest, None)
+        self._queue.append(entry)
 
     def _pump(self) -> None:
         """Starts queued rollouts while there are slots."""
@@ -379,15 +387,9 @@ class Host:
             return
         body.users -= 1
         if not body.users:
-            self._bodies.move_to_end(digest)
-            if len(self._bodies) > IDLE_BODIES:
-                self._forget_idle()
-
-    def _forget_idle(self) -> None:
-        for digest, body in self._bodies.items():
-            if not body.users:
-                del self._bodies[digest]
-                return
+            self._idle[digest] = None
+            while len(self._idle) > IDLE_BODIES:
+                del self._bodies[self._idle.popitem(last=False)[0]]
 
     # -- for the watchdog ---------------------------------------------------------------------------------------
 

@@ -81,6 +81,9 @@ class Hosts:
         return self.handles[-1]
 
     async def replace(self, host_id: str) -> HostHandle | None:
+        for lost in self.handles:  # it may have been silent only
+            if lost.host_id == host_id:
+                await lost.die()
         if self._replacements == 0:
             return None
         self._replacements -= 1
@@ -281,7 +284,7 @@ async def test_nothing_is_granted_while_a_consumer_is_behind_and_it_goes_on_once
 
 
 async def test_unread_bytes_bound_a_consumer_too() -> None:
-    tasks = [task_of(task_id=f"t{number}", prompt="x" * 50_000) for number in range(30)]
+    tasks = [task_of(task_id=f"t{number}", prompt="x" * 50_000) for number in range(16)]
     config = make_config(host={"slots": 4, "prefetch": 0.0}, store={"max_unread_bytes": 400_000})
     async with driving(config) as drive:
         stream = drive.submit(tasks, read=True).stream
@@ -289,7 +292,7 @@ async def test_unread_bytes_bound_a_consumer_too() -> None:
         await drive.until(lambda: stream.unread_bytes > 400_000)
         await drive.until(lambda: drive.driver._scheduler.held_count == 0)
         assert stream.unread_bytes < 2_000_000
-        assert sum([batch.num_rows async for batch in stream]) == 30
+        assert sum([batch.num_rows async for batch in stream]) == 16
 
 
 async def test_one_who_leaves_cancels_what_has_not_ended_and_holds_nobody_up() -> None:
@@ -600,13 +603,15 @@ async def test_a_spent_budget_ends_the_run_cleanly_with_every_rollout_accounted_
     assert (spent.failure_boundary, spent.failure_type, spent.score) == ("cancel", "BudgetSpent", None)
 
 
-async def test_what_earlier_epochs_cost_counts() -> None:
+@pytest.mark.parametrize(("cost", "limit"), [(100.0, 5.0), (0.0, 0.0)])
+async def test_what_earlier_epochs_cost_counts(cost: float, limit: float) -> None:
+    """A resumed run that has spent its budget starts nothing; neither does one that has none."""
     store = MemoryStore()
-    store.cost_usd = 100.0
-    config = make_config({**scripted(tokens=1), **PRICED}, max_cost_usd=5.0, host={"slots": 1, "prefetch": 0.0})
+    store.cost_usd = cost
+    config = make_config({**scripted(tokens=1), **PRICED}, max_cost_usd=limit, host={"slots": 1, "prefetch": 0.0})
     async with driving(config, store=store) as drive:
         rows = await drive.run(make_tasks(10))
-    assert Counter(row.status for row in rows)["cancelled"] >= 7
+    assert Counter(row.status for row in rows) == {"cancelled": 10}
 
 
 async def test_once_the_budget_is_spent_nothing_is_tried_again() -> None:
@@ -828,7 +833,7 @@ async def test_a_source_that_raises_ends_its_submission_with_that_after_what_cam
 # -- everything at once -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 async def test_whatever_happens_together_every_key_has_one_row(seed: int) -> None:
     """Hosts die and fall silent, replies are lost, keys are cancelled, models fail, a reader is slow."""
     random_ = random.Random(seed)
