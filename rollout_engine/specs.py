@@ -153,6 +153,11 @@ class Task(Spec):
         """The solution where it is a final answer."""
         return self.solution if isinstance(self.solution, str) else None
 
+    @property
+    def script(self) -> str | None:
+        """The solution where it is a script that solves the task in its sandbox."""
+        return self.solution["script"] if isinstance(self.solution, dict) else None
+
     def messages(self) -> list[Message]:
         """The conversation before the first model call."""
         head: list[Message] = []

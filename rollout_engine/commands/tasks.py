@@ -11,6 +11,7 @@ from pathlib import Path
 from rollout_engine.commands import text
 from rollout_engine.commands.console import OK, SOME_FAILED, make_console, print_json
 from rollout_engine.options import load_config
+from rollout_engine.sandboxes import make_provider
 from rollout_engine.taskcheck import Finding, find_problems
 from rollout_engine.tasks import TaskFile, check_tasks, read_tasks
 
@@ -21,8 +22,9 @@ STYLES = {"error": "red", "note": "yellow"}
 
 def check(path: Path, config: Path | None, limit: int | None, *, as_json: bool) -> int:
     """Exit code 1 where a verifier is wrong. Raises InputError where the file is."""
-    found = check_tasks(path, load_config(config))
-    findings = asyncio.run(_findings(path, limit))
+    settings = load_config(config)
+    found = check_tasks(path, settings)
+    findings = asyncio.run(_findings(path, limit, settings.sandbox))
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
         print_json({**asdict(found), "errors": errors, "findings": [asdict(finding) for finding in findings]})
@@ -31,8 +33,13 @@ def check(path: Path, config: Path | None, limit: int | None, *, as_json: bool) 
     return SOME_FAILED if errors else OK
 
 
-async def _findings(path: Path, limit: int | None) -> list[Finding]:
-    return [finding async for finding in find_problems(islice(read_tasks(path), limit))]
+async def _findings(path: Path, limit: int | None, sandbox: str) -> list[Finding]:
+    provider = None if sandbox == "none" else make_provider(sandbox)
+    try:
+        return [finding async for finding in find_problems(islice(read_tasks(path), limit), provider=provider)]
+    finally:
+        if provider is not None:
+            await provider.close()
 
 
 def _show(found: TaskFile, findings: list[Finding], tried: int) -> None:

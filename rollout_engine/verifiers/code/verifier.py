@@ -87,7 +87,8 @@ class Code:
         uses_env = self._source.uses_env
         python = await (self._workshop or Workshop()).python(sandbox, spec)
         argv = [*python, "-c", program(uses_env=uses_env)]
-        stdin = json.dumps({**request, "workdir": spec.workdir}).encode()
+        workdir = spec.workdir if sandbox.isolated else "."  # else it is at another place, where commands start
+        stdin = json.dumps({**request, "workdir": workdir}).encode()
         try:
             result = await sandbox.exec(argv, stdin=stdin, timeout_s=self._timeout_s)
         except ExecTimeout as error:

@@ -27,8 +27,8 @@ class Env:
     """Commands and files of the sandbox that the code runs in. Relative paths are in the workspace."""
 
     def __init__(self, workdir: str) -> None:
-        self.workdir = workdir
-        os.chdir(workdir)
+        self.workdir = os.path.abspath(workdir)
+        os.chdir(self.workdir)
 
     def exec(
         self,
