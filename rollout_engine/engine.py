@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
@@ -34,6 +33,7 @@ from rollout_engine.runstore import open_store
 from rollout_engine.specs import Task, task_body
 from rollout_engine.staticcheck import static_reasons
 from rollout_engine.store import RunStatus
+from rollout_engine.store.temporary import make_temporary
 from rollout_engine.stream import Stream
 from rollout_engine.submission import ChunkFeed, QueueFeed, Submission
 from rollout_engine.tasks import TaskSource, check_task, check_tasks, iter_tasks, resolve, task_chunks
@@ -62,7 +62,7 @@ class RolloutEngine:
     ) -> None:
         self.config = make_config(config, models, options)
         self._wanted_dir, self._resume, self._retry_failed = run_dir, resume, retry_failed
-        self._temporary: str | None = None
+        self._temporary: Path | None = None
         self._rounds = 0
         self._evaluated: Counter[str] = Counter()
         """Task id -> how often it was evaluated: its rounds."""
@@ -77,7 +77,7 @@ class RolloutEngine:
     async def __aenter__(self) -> Self:
         keys = check_config(self.config)
         if self._wanted_dir is None:
-            self._temporary = tempfile.mkdtemp(prefix="rollout-engine-")
+            self._temporary = await asyncio.to_thread(make_temporary)
         self.run_dir = Path(self._temporary or self._wanted_dir or "")
         try:
             await self._open(keys)
