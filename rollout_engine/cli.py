@@ -214,12 +214,16 @@ def tasks_check(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Run the verifiers of the first N tasks only.")
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Also run each verifier on the untouched sandbox and on the task's solution."),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Validate every task, and try its verifier on an empty, a very long and a garbage answer."""
     from rollout_engine.commands.tasks import check as command
 
-    return command(path, config, limit, as_json=as_json)
+    return command(path, config, limit, dry_run=dry_run, as_json=as_json)
 
 
 @app.command(

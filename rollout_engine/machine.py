@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 
 import pyarrow as pa
@@ -42,3 +43,8 @@ def give_back_memory() -> None:
     except AttributeError:  # only glibc has it
         return
     trim(0)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rollout_engine.commands import text
 from rollout_engine.commands.console import OK, SOME_FAILED, make_console, print_json
+from rollout_engine.dryrun import collect
 from rollout_engine.options import load_config
 from rollout_engine.taskcheck import Finding, find_problems
 from rollout_engine.tasks import TaskFile, check_tasks, read_tasks
@@ -19,10 +20,13 @@ MAX_SHOWN = 50
 STYLES = {"error": "red", "note": "yellow"}
 
 
-def check(path: Path, config: Path | None, limit: int | None, *, as_json: bool) -> int:
+def check(path: Path, config: Path | None, limit: int | None, *, dry_run: bool, as_json: bool) -> int:
     """Exit code 1 where a verifier is wrong. Raises InputError where the file is."""
-    found = check_tasks(path, load_config(config))
+    run = load_config(config)
+    found = check_tasks(path, run)
     findings = asyncio.run(_findings(path, limit))
+    if dry_run:
+        findings += asyncio.run(collect(islice(read_tasks(path), limit), run))
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
         print_json({**asdict(found), "errors": errors, "findings": [asdict(finding) for finding in findings]})
