@@ -34,6 +34,9 @@ for line in sys.stdin:
         text = asked["params"]["arguments"]["text"]
         open("note.txt", "w").write(text)
         result = {"content": [{"type": "text", "text": f"{len(text)} characters"}]}
+    elif "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "error": {"code": -32601, "message": "?"}}), flush=True)
+        continue
     else:
         continue
     print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
