@@ -1,8 +1,6 @@
 """What verifier code gets as `env`: its own sandbox. Standard library only; its text follows that of runner.py."""
 
-import glob as globs
 import os
-import subprocess
 
 
 class Result:
@@ -28,6 +26,8 @@ class Env:
 
     def exec(self, command, *, stdin=None, timeout_s=None, cwd=None, env=None):
         """Runs a command: text by `sh -c`, a list as it is. Raises TimeoutError after killing it."""
+        import subprocess
+
         argv = ["sh", "-c", command] if isinstance(command, str) else [str(part) for part in command]
         data = stdin.encode() if isinstance(stdin, str) else stdin
         try:
@@ -67,7 +67,9 @@ class Env:
 
     def files(self, pattern="**/*"):
         """The files that match, sorted, as paths relative to the workspace."""
-        found = globs.glob(pattern, root_dir=self.workdir, recursive=True, include_hidden=True)
+        import glob
+
+        found = glob.glob(pattern, root_dir=self.workdir, recursive=True, include_hidden=True)
         return sorted(path for path in found if os.path.isfile(self._path(path)))
 
     def exists(self, path):

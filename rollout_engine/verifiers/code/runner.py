@@ -2,21 +2,18 @@
 
 Its whole text is given to a fresh interpreter (`main`), or it is imported by the warm verifier before that forks.
 A verdict is a dict: {"score", "components", "passed"}, or {"failed": "raised" | "returned", "text"}.
+What few verdicts need is imported where they do: in a fresh interpreter, imports are most of a verdict's cost.
 """
 
 import ast
-import asyncio
 import builtins
-import inspect
 import json
-import linecache
 import math
 import os
-import random
 import re
 import string
 import sys
-import traceback
+import types
 
 FILE = "verifier_code.py"
 MAX_TEXT = 1500
@@ -38,7 +35,7 @@ def judge(code, final_answer, conversation, env):
     except BadReturn as error:
         return {"failed": "returned", "text": str(error)[:MAX_TEXT]}
     except BaseException as error:
-        return {"failed": "raised", "text": describe(error)}
+        return {"failed": "raised", "text": describe(error, code)}
 
 
 def load(code):
@@ -47,7 +44,6 @@ def load(code):
     name = entry(tree)
     if name is None:
         raise BadReturn("the code defines no function `verify` or `validate_task`, and none that takes `env`")
-    linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
     namespace = {**HELPERS, "__name__": "verifier_code", "__builtins__": builtins}
     exec(compile(tree, FILE, "exec", dont_inherit=True), namespace)
     return namespace[name]
@@ -100,21 +96,39 @@ def assign(positional, keyword_only=()):
 
 def call(function, inputs):
     """Calls it with the inputs that it takes, and awaits what needs it."""
-    kinds = {}
-    for parameter in inspect.signature(function).parameters.values():
-        kinds.setdefault(parameter.kind, []).append(parameter.name)
-    empty = inspect.Parameter
-    places = [*kinds.get(empty.POSITIONAL_ONLY, ()), *kinds.get(empty.POSITIONAL_OR_KEYWORD, ())]
-    given = assign(places, kinds.get(empty.KEYWORD_ONLY, ()))
+    places, keyword_only, takes_more, takes_keywords = shape(function)
+    given = assign(places, keyword_only)
     positional = [inputs[given[name]] for name in places if name in given]
     keywords = {name: inputs[wanted] for name, wanted in given.items() if name not in places}
     rest = [name for name in INPUTS if name not in given.values()]
-    if empty.VAR_KEYWORD in kinds:
+    if takes_keywords:
         keywords.update({name: inputs[name] for name in rest})
-    elif empty.VAR_POSITIONAL in kinds:
+    elif takes_more:
         positional += [inputs[name] for name in rest]
     result = function(*positional, **keywords)
-    return asyncio.run(_wait(result)) if inspect.isawaitable(result) else result
+    if not isinstance(result, types.CoroutineType) and not hasattr(type(result), "__await__"):
+        return result
+    import asyncio
+
+    return asyncio.run(_wait(result))
+
+
+def shape(function):
+    """Parameters by place and by keyword alone, and whether there are `*` and `**`; a decorator's by what it wraps."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    if isinstance(function, types.FunctionType):
+        code = function.__code__
+        ends = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+        names = list(code.co_varnames)
+        return names[: ends[0]], names[ends[0] : ends[1]], code.co_flags & 4, code.co_flags & 8
+    import inspect
+
+    kinds = {}
+    for parameter in inspect.signature(function).parameters.values():
+        kinds.setdefault(parameter.kind.name, []).append(parameter.name)
+    places = kinds.get("POSITIONAL_ONLY", []) + kinds.get("POSITIONAL_OR_KEYWORD", [])
+    return places, kinds.get("KEYWORD_ONLY", []), "VAR_POSITIONAL" in kinds, "VAR_KEYWORD" in kinds
 
 
 async def _wait(result):
@@ -151,9 +165,13 @@ def number(value, what):
     return found
 
 
-def describe(error):
+def describe(error, code):
     """The tail of the traceback, from the code's own first line on."""
     try:
+        import linecache
+        import traceback
+
+        linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
         steps = error.__traceback__
         while steps is not None and steps.tb_frame.f_code.co_filename != FILE:
             steps = steps.tb_next
@@ -269,7 +287,6 @@ def main(make_env):
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     sys.meta_path.append(LatePackages())
-    random.seed()
     hide()
     env = make_env(request["workdir"]) if request["uses_env"] else None
     answer(judge(request["code"], request["final_answer"], request["conversation"], env), descriptor, owner)
