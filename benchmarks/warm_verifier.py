@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 from benchmarks.sandbox_namespace import ORDINARY_USER, Meter, best, metered
-from rollout_engine.verifiers.code.verifier import program
+from rollout_engine.verifiers.code.program import program
 from rollout_engine.verifiers.code.warm import WarmVerifier
 
 CODE = """
@@ -42,7 +42,7 @@ async def measure(meter: Meter, warm: WarmVerifier, count: int, rounds: int) -> 
         await asyncio.gather(*(one() for _ in range(TOGETHER)))
 
     async def fresh() -> None:
-        request = json.dumps({**REQUEST, "uses_env": False, "workdir": "/"}).encode()
+        request = json.dumps({**REQUEST, "workdir": "/"}).encode()
         argv = [sys.executable, "-I", "-S", "-c", program(uses_env=False)]
         done = await asyncio.to_thread(subprocess.run, argv, input=request, capture_output=True, env={})
         assert json.loads(done.stdout)["score"] == 1.0, done

@@ -5,8 +5,7 @@ from __future__ import annotations
 from rollout_engine.agents.base import AgentLimits
 from rollout_engine.config import RunConfig
 from rollout_engine.rollout import PreparedTask
-from rollout_engine.sandboxes import sandbox_spec
-from rollout_engine.sandboxes.base import Recipe
+from rollout_engine.sandboxes import sandbox_spec, task_recipe
 from rollout_engine.specs import Task
 from rollout_engine.tasks import needs_sandbox
 from rollout_engine.verifiers import make_verifier
@@ -26,13 +25,12 @@ def prepare(body: bytes, config: RunConfig, workshop: Workshop | None = None) ->
     )
     start_s, verify_s = own.start_s or run.start_s, own.verify_s or run.verify_s
     base = sandbox_spec(task, task.environment, task.task_id)
-    files = {path: text.encode() for path, text in task.files.items()}
     return PreparedTask(
         task=task,
         verifier=make_verifier(task.verifier or {}, timeout_s=verify_s, workshop=workshop),
         sandbox=base if needs_sandbox(task, config) else None,
         base=base,
-        recipe=Recipe(files, tuple(task.setup), start_s),
+        recipe=task_recipe(task, start_s),
         limits=limits,
         start_s=start_s,
         verify_s=verify_s,

@@ -33,6 +33,7 @@ from rollout_engine.types import (
     Trajectory,
     Turn,
 )
+from rollout_engine.verifiers.workshop import Workshop
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -56,6 +57,7 @@ class Bench:
 
     config: RunConfig
     resources: Resources
+    workshop: Workshop
 
     def rollout(
         self,
@@ -66,7 +68,7 @@ class Bench:
         on_slot_free: Callable[[], None] = lambda: None,
         **fields: Any,
     ) -> Rollout:
-        prepared = prepare(task_body(task), self.config)
+        prepared = prepare(task_body(task), self.config, self.workshop)
         if deadline_s is not None:
             prepared = replace(prepared, deadline_s=deadline_s)
         return Rollout(spec_of(task, model, **fields), prepared, self.resources, on_slot_free)
@@ -89,9 +91,11 @@ async def bench(
         model.permits.renew(UNLIMITED)
     agent = make_agent(config.agent, config.agent_options)
     slots = asyncio.Semaphore(starting), asyncio.Semaphore(verifying)
+    workshop = Workshop(made)
     try:
-        yield Bench(config, Resources(config, agent, models, made, *slots, "host-0", "node"))
+        yield Bench(config, Resources(config, agent, models, made, *slots, "host-0", "node"), workshop)
     finally:
+        await workshop.close()
         for model in models.values():
             await model.client.close()
         if made is not None:

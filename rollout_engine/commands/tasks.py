@@ -12,6 +12,7 @@ from rollout_engine.commands import text
 from rollout_engine.commands.console import OK, SOME_FAILED, make_console, print_json
 from rollout_engine.dryrun import collect
 from rollout_engine.options import load_config
+from rollout_engine.sandboxes import make_provider
 from rollout_engine.taskcheck import Finding, find_problems
 from rollout_engine.tasks import TaskFile, check_tasks, read_tasks
 
@@ -24,7 +25,7 @@ def check(path: Path, config: Path | None, limit: int | None, *, dry_run: bool, 
     """Exit code 1 where a verifier is wrong. Raises InputError where the file is."""
     run = load_config(config)
     found = check_tasks(path, run)
-    findings = asyncio.run(_findings(path, limit))
+    findings = asyncio.run(_findings(path, limit, run.sandbox))
     if dry_run:
         findings += asyncio.run(collect(islice(read_tasks(path), limit), run))
     errors = sum(finding.severity == "error" for finding in findings)
@@ -35,8 +36,13 @@ def check(path: Path, config: Path | None, limit: int | None, *, dry_run: bool, 
     return SOME_FAILED if errors else OK
 
 
-async def _findings(path: Path, limit: int | None) -> list[Finding]:
-    return [finding async for finding in find_problems(islice(read_tasks(path), limit))]
+async def _findings(path: Path, limit: int | None, sandbox: str) -> list[Finding]:
+    provider = None if sandbox == "none" else make_provider(sandbox)
+    try:
+        return [finding async for finding in find_problems(islice(read_tasks(path), limit), provider=provider)]
+    finally:
+        if provider is not None:
+            await provider.close()
 
 
 def _show(found: TaskFile, findings: list[Finding], tried: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from rollout_engine.plugins import find
 from rollout_engine.sandboxes.auto import AutoProvider
-from rollout_engine.sandboxes.base import SandboxProvider, SandboxSpec
+from rollout_engine.sandboxes.base import Recipe, SandboxProvider, SandboxSpec
 from rollout_engine.specs import EnvironmentSpec, Task
 
 PROVIDERS: dict[str, str] = {
@@ -33,6 +33,12 @@ def make_provider(name: str, **options: Any) -> SandboxProvider:
         return AutoProvider(isolating, partial(make_provider, "local", **options))
     factory = find(name, PROVIDERS, "sandbox", group=ENTRY_POINTS, where="sandbox")
     return cast("SandboxProvider", factory(**options))
+
+
+def task_recipe(task: Task, timeout_s: float) -> Recipe:
+    """A task's files and setup commands, as a provider prepares them."""
+    files = {path: text.encode() for path, text in task.files.items()}
+    return Recipe(files, tuple(task.setup), timeout_s)
 
 
 def sandbox_spec(task: Task, environment: EnvironmentSpec | None = None, label: str = "") -> SandboxSpec:

@@ -23,9 +23,7 @@ ENTRY_POINTS = "rollout_engine.verifiers"
 """Installed packages add types under this entry-point group."""
 
 
-def make_verifier(
-    spec: Mapping[str, Any], *, timeout_s: float = 300.0, workshop: Workshop | None = None
-) -> Verifier:
+def make_verifier(spec: Mapping[str, Any], *, timeout_s: float = 300.0, workshop: Workshop | None = None) -> Verifier:
     """The verifier that a task's `verifier` describes. Raises InputError naming the field.
 
     `timeout_s` is the verifier's limit for one verdict; it raises VerifierTimeout beyond it.

@@ -43,7 +43,7 @@ for folder; do
   above=$folder
   while [ -n "$above" ]; do
     if [ -L "$above" ]; then rm -f -- "$above"; fi
-    above=${above%/*}
+    case $above in */*) above=${above%/*} ;; *) above= ;; esac
   done
   rm -rf -- "$folder"
   mkdir -p -- "$folder"
@@ -52,9 +52,7 @@ done
 """
 """Makes folders anew, and no link on the way to them survives: an agent may have prepared either."""
 
-_SYSTEM = frozenset(
-    "bin boot dev etc home lib lib32 lib64 libx32 media mnt opt proc root run sbin srv sys tmp usr var".split()
-)
+_SYSTEM = "bin boot dev etc home lib lib32 lib64 libx32 media mnt opt proc root run sbin srv sys tmp usr var"
 """Top folders that are more than a verifier's own."""
 
 
@@ -85,6 +83,8 @@ class Script:
             raise SandboxUnavailable("a script verifier needs a sandbox")
         workdir = (task.environment or EnvironmentSpec()).workdir
         folder = posixpath.normpath(posixpath.join(workdir, self._spec.reward_dir))
+        if not sandbox.isolated and _within(folder, workdir):
+            folder = posixpath.relpath(folder, workdir)  # its commands see the workspace at another place
         await self._make_room(sandbox, workdir, folder)
         for path, text in self._spec.files.items():
             await sandbox.write_file(path, text.encode(), mode=0o755 if text.startswith("#!") else 0o644)
@@ -116,7 +116,8 @@ class Script:
 
     async def _run(self, sandbox: Sandbox, folder: str) -> ExecResult:
         env = {**_python_env(), **self._spec.env, "REWARD_DIR": folder}
-        argv = ["sh", "-c", self._spec.command]
+        whole = "case $REWARD_DIR in /*) ;; *) REWARD_DIR=$PWD/$REWARD_DIR ;; esac\n"
+        argv = ["sh", "-c", whole + self._spec.command]
         try:
             return await sandbox.exec(argv, env=env, user=self._spec.user, timeout_s=self._timeout_s)
         except ExecTimeout as error:
@@ -136,7 +137,7 @@ def _within(path: str, workdir: str) -> bool:
 def _top(path: str) -> str | None:
     """The top folder of an absolute path where it can be the verifier's own."""
     first = posixpath.normpath(path).lstrip("/").split("/")[0]
-    return None if not first or first in _SYSTEM else f"/{first}"
+    return None if not first or first in _SYSTEM.split() else f"/{first}"
 
 
 def _by_exit_code(result: ExecResult) -> Score:

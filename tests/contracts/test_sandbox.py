@@ -539,7 +539,9 @@ class TestExport:
 
     @pytest.mark.parametrize("path", [".", "/workspace", EVERYTHING, SNAPSHOT])
     async def test_a_workspace_comes_as_it_was_left(self, provider: SandboxProvider, path: str) -> None:
-        script = "rm gone; rm -r d; mkdir d; echo new > d/new; ln -s /etc/hostname link; ln -s nowhere broken; chmod 700 e"
+        script = (
+            "rm gone; rm -r d; mkdir d; echo new > d/new; ln -s /etc/hostname link; ln -s nowhere broken; chmod 700 e"
+        )
         opened = await self.handed_over(provider, script, path)
         assert await text(opened, "ls . d e; stat -c %a e; readlink link broken") == (
             ".:\nbroken\nd\ne\nkeep\nlink\n\nd:\nnew\n\ne:\nold\n700\n/etc/hostname\nnowhere\n"
@@ -619,7 +621,9 @@ class TestQuiesce:
         await nothing_runs(mark)
 
         async def over() -> bool:
-            return (await sandbox.poll(other)).exit_code is not None and (await sandbox.poll(kept)).exit_code is not None
+            return (await sandbox.poll(other)).exit_code is not None and (
+                await sandbox.poll(kept)
+            ).exit_code is not None
 
         await until(over, "both jobs are known to have ended")
 

@@ -91,7 +91,7 @@ class NamespaceProvider:
         return sandbox
 
     async def prepare(self, spec: SandboxSpec, recipe: Recipe) -> SandboxSpec:
-        """The same recipe is not carried out again while its layer is kept, and is when a launcher that died took it along."""
+        """A recipe is carried out once while its layer is kept, and again where a launcher that died took it along."""
         return replace(spec, layers=(*spec.layers, await self._layers.prepare(spec, recipe)))
 
     async def release(self, layer: str) -> None:

@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass
 
 from rollout_engine.errors import InputError
-from rollout_engine.verifiers.code import runner
+from rollout_engine.verifiers.code.judging import runner
 
 MAX_CODE_BYTES = 256 * 1024
 _LOOKS_AROUND = frozenset({"locals", "vars", "eval", "exec", "inspect", "_getframe"})
@@ -46,7 +46,7 @@ def parse(code: str) -> Source:
 def input_names(function: Function) -> dict[str, str]:
     """Input (`env`, `final_answer`, `conversation`) -> the parameter that gets it, as `runner.call` gives them."""
     positional = [item.arg for item in (*function.args.posonlyargs, *function.args.args)]
-    given: dict[str, str] = runner.assign(positional, [item.arg for item in function.args.kwonlyargs])
+    given = runner.assign(positional, [item.arg for item in function.args.kwonlyargs])
     return {wanted: parameter for parameter, wanted in given.items()}
 
 

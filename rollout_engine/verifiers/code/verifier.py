@@ -11,10 +11,8 @@ score_range   [lowest, highest]: a score outside is no verdict; it is never clip
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -25,6 +23,7 @@ from rollout_engine.sandboxes import sandbox_spec
 from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
 from rollout_engine.specs import Spec, Task
 from rollout_engine.types import ExecResult, Isolation, Score, Trajectory
+from rollout_engine.verifiers.code.program import program
 from rollout_engine.verifiers.code.source import parse as parse_code
 from rollout_engine.verifiers.code.warm import parse as parse_verdict
 from rollout_engine.verifiers.reward import components, finite
@@ -88,7 +87,8 @@ class Code:
         uses_env = self._source.uses_env
         python = await (self._workshop or Workshop()).python(sandbox, spec)
         argv = [*python, "-c", program(uses_env=uses_env)]
-        stdin = json.dumps({**request, "uses_env": uses_env, "workdir": spec.workdir}).encode()
+        workdir = spec.workdir if sandbox.isolated else "."  # else it is at another place, where commands start
+        stdin = json.dumps({**request, "workdir": workdir}).encode()
         try:
             result = await sandbox.exec(argv, stdin=stdin, timeout_s=self._timeout_s)
         except ExecTimeout as error:
@@ -114,15 +114,6 @@ class Code:
             if not low <= score <= high:
                 raise VerifierBadReturn(f"the score {score:g} is not within the declared {low:g} to {high:g}")
         return Score(score, passed, components(parts, "the verdict"))
-
-
-@functools.cache
-def program(*, uses_env: bool) -> str:
-    """What a fresh interpreter is given to run."""
-    here = Path(__file__).parent
-    files = ["runner.py", "env.py"] if uses_env else ["runner.py"]
-    text = "\n".join((here / name).read_text() for name in files)
-    return f"{text}\nmain({'Env' if uses_env else 'None'})\n"
 
 
 def _tail(result: ExecResult) -> str:

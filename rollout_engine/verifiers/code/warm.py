@@ -22,7 +22,7 @@ PROCESSES = 32
 MAX_REPLY = 64 * 1024
 MAX_RESTARTS = 5
 TRIAL_S = 20.0
-_TRIAL = {"code": "def verify(env):\n    return 1\n", "final_answer": None, "conversation": []}
+_TRIAL: dict[str, Any] = {"code": "def verify(env):\n    return 1\n", "final_answer": None, "conversation": []}
 
 
 class WarmVerifier:

@@ -1,18 +1,24 @@
 """The warm verifier's process: a launcher whose boxes each run one task's verifier code, and end with it.
 
-It is a program of its own: `helper` (the namespace sandbox's) and `runner` are found on its path, nothing else of
+It is a program of its own: `helper` (the namespace sandbox's) and `judging` are found on its path, nothing else of
 the engine is there. What verifier code commonly imports is loaded before the first fork. It is told no task: each
 request goes to the box alone, over the box's own socket.
 """
 
+from __future__ import annotations
+
+import contextlib
+import json
 import os
 import random
 import resource
+import socket
 import sys as python
 from importlib import import_module
+from typing import Any
 
-import runner
 from helper import hostlayer, launcher, users, wire
+from judging import runner
 
 USER = 65534
 LIBRARY = "/python"
@@ -22,13 +28,13 @@ MAX_REPLY = 60_000
 MAX_OUTPUT = 2_000
 PROCESSES = 32
 FILE_BYTES = 16 * 2**20
-_COMMON = (
-    "abc argparse array ast base64 binascii bisect calendar cmath codecs collections collections.abc contextlib copy "
-    "csv dataclasses datetime decimal difflib email.utils enum fnmatch fractions functools glob gzip hashlib heapq "
-    "hmac html html.parser inspect io itertools json keyword locale math numbers operator os.path pathlib pprint "
-    "queue random re secrets shlex statistics string struct tempfile textwrap threading time timeit token tokenize "
-    "traceback types typing unicodedata urllib.parse uuid warnings weakref xml.etree.ElementTree zlib zoneinfo"
-).split()
+_COMMON = """
+abc argparse array ast asyncio base64 binascii bisect calendar cmath codecs collections collections.abc contextlib
+copy csv dataclasses datetime decimal difflib email.utils enum fnmatch fractions functools glob gzip hashlib heapq hmac html
+html.parser inspect io itertools json keyword locale math numbers operator os.path pathlib pprint queue random re
+secrets shlex statistics string struct tempfile textwrap threading time timeit token tokenize traceback types typing
+linecache unicodedata urllib.parse uuid warnings weakref xml.etree.ElementTree zlib zoneinfo
+"""
 
 
 class Tail:
@@ -36,28 +42,30 @@ class Tail:
 
     encoding = "utf-8"
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.text = ""
 
-    def write(self, text):
+    def write(self, text: str) -> int:
         self.text = (self.text + text[-MAX_OUTPUT:])[-MAX_OUTPUT:]
         return len(text)
 
-    def flush(self):
+    def flush(self) -> None:
         pass
 
-    def isatty(self):
+    def isatty(self) -> bool:
         return False
 
 
-def base(identity, stage):
+def base(identity: Any, stage: Any) -> Any:
     """An empty root, and the standard library for what is imported late."""
     layer = hostlayer.build(identity, stage, trees=())
-    layer.stacks[LIBRARY] = [os.open(os.path.dirname(os.__file__), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)]
+    with contextlib.suppress(PermissionError):  # an ordinary user may have no way there: what is loaded must do
+        library = os.open(os.path.dirname(os.__file__), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        layer.stacks[LIBRARY] = [library]
     return layer
 
 
-def serve(channel, lifeline, plan, oom, score):
+def serve(channel: socket.socket, lifeline: int, plan: dict[str, Any], oom: int | None, score: int) -> None:
     """Takes one request, gives its verdict, and ends."""
     request = wire.receive_wait(channel).header
     os.close(lifeline)
@@ -69,14 +77,15 @@ def serve(channel, lifeline, plan, oom, score):
     os.chdir("/tmp")
     python.path[:] = [LIBRARY, f"{LIBRARY}/lib-dynload"]
     random.seed()
-    output = python.stdout = python.stderr = Tail()
+    output = Tail()
+    python.stdout = python.stderr = output
     verdict = runner.judge(request["code"], request["final_answer"], request["conversation"], None)
     verdict["output"] = output.text if isinstance(output.text, str) else ""
     _answer(channel, verdict)
 
 
-def _answer(channel, verdict):
-    data = runner.json.dumps(verdict).encode()
+def _answer(channel: socket.socket, verdict: dict[str, Any]) -> None:
+    data = json.dumps(verdict).encode()
     if len(data) > MAX_REPLY:
         data = b'{"failed": "returned", "text": "the verdict is too large", "output": ""}'
     if os.getpid() == 1:
@@ -84,7 +93,7 @@ def _answer(channel, verdict):
     os._exit(0)
 
 
-def _become_nobody(ids):
+def _become_nobody(ids: int) -> None:
     if ids > USER:
         os.setgroups([])
         os.setresgid(USER, USER, USER)
@@ -92,7 +101,7 @@ def _become_nobody(ids):
     users.die_with_parent()
 
 
-def _limit(cpu_s, memory_bytes):
+def _limit(cpu_s: int, memory_bytes: int) -> None:
     """What stands beside the box's control groups, or in their place."""
     limits = {
         resource.RLIMIT_CPU: cpu_s,
@@ -108,8 +117,8 @@ def _limit(cpu_s, memory_bytes):
         resource.setrlimit(kind, (value, value))
 
 
-def main(descriptor):
-    for name in _COMMON:
+def main(descriptor: int) -> None:
+    for name in _COMMON.split():
         import_module(name)
     python.setrecursionlimit(1000)
     launcher.main(descriptor, serve, base)

@@ -25,8 +25,8 @@ out-of-memory kills, and its own oom score. Returns, or ends the process, at its
 
 
 def live(
-    serve: Serve, plan: dict[str, Any], channel: socket.socket, go: socket.socket, launcher: int, groups: list[int], oom: int | None,
-    seccomp: bytes,
+    serve: Serve, plan: dict[str, Any], channel: socket.socket, go: socket.socket, launcher: int, groups: list[int],
+    oom: int | None, seccomp: bytes,
 ) -> NoReturn:  # fmt: skip
     """Waits on `go` for its ids and mounts, builds its root, gives up its powers, and serves `channel`."""
     gc.disable()  # it would copy pages that are shared with the launcher and all other boxes

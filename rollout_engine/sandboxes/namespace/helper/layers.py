@@ -120,9 +120,7 @@ def export(stacks: dict[str, list[int]], scratch: Scratch, paths: list[str], opa
         plain.close()
 
 
-def _wanted(
-    stacks: dict[str, list[int]], scratch: Scratch, paths: list[str], opaque: str
-) -> dict[str, list[int]]:
+def _wanted(stacks: dict[str, list[int]], scratch: Scratch, paths: list[str], opaque: str) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for path in paths:
         if path in scratch.uppers:

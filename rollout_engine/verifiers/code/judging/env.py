@@ -1,30 +1,45 @@
-"""What verifier code gets as `env`: its own sandbox. Standard library only; its text follows that of runner.py."""
+"""What verifier code gets as `env`: the sandbox that it runs in."""
+
+from __future__ import annotations
 
 import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 
 class Result:
     """How a command ended. A non-zero exit is a result."""
 
-    def __init__(self, exit_code, stdout, stderr):
+    def __init__(self, exit_code: int, stdout: str, stderr: str) -> None:
         self.exit_code, self.stdout, self.stderr = exit_code, stdout, stderr
 
     @property
-    def ok(self):
+    def ok(self) -> bool:
         return self.exit_code == 0
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"Result(exit_code={self.exit_code}, stdout={self.stdout!r:.200}, stderr={self.stderr!r:.200})"
 
 
 class Env:
     """Commands and files of the sandbox that the code runs in. Relative paths are in the workspace."""
 
-    def __init__(self, workdir):
-        self.workdir = workdir
-        os.chdir(workdir)
+    def __init__(self, workdir: str) -> None:
+        self.workdir = os.path.abspath(workdir)
+        os.chdir(self.workdir)
 
-    def exec(self, command, *, stdin=None, timeout_s=None, cwd=None, env=None):
+    def exec(
+        self,
+        command: str | list[str],
+        *,
+        stdin: str | bytes | None = None,
+        timeout_s: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Result:
         """Runs a command: text by `sh -c`, a list as it is. Raises TimeoutError after killing it."""
         import subprocess
 
@@ -52,28 +67,28 @@ class Env:
                 raise TimeoutError(f"{argv[0]} did not end within {timeout_s} s") from None
         return Result(process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
 
-    def read_file(self, path, *, binary=False):
+    def read_file(self, path: str, *, binary: bool = False) -> Any:
         """A file's text, or its bytes."""
         with open(self._path(path), "rb") as file:
             data = file.read()
         return data if binary else data.decode(errors="replace")
 
-    def write_file(self, path, data):
+    def write_file(self, path: str, data: str | bytes) -> None:
         """Writes text or bytes, and makes the parents."""
         where = self._path(path)
         os.makedirs(os.path.dirname(where), exist_ok=True)
         with open(where, "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
 
-    def files(self, pattern="**/*"):
+    def files(self, pattern: str = "**/*") -> list[str]:
         """The files that match, sorted, as paths relative to the workspace."""
-        import glob
+        import pathlib
 
-        found = glob.glob(pattern, root_dir=self.workdir, recursive=True, include_hidden=True)
-        return sorted(path for path in found if os.path.isfile(self._path(path)))
+        root = pathlib.Path(self.workdir)
+        return sorted(str(path.relative_to(root)) for path in root.glob(pattern) if path.is_file())
 
-    def exists(self, path):
+    def exists(self, path: str) -> bool:
         return os.path.exists(self._path(path))
 
-    def _path(self, path):
+    def _path(self, path: str) -> str:
         return os.path.join(self.workdir, path)
