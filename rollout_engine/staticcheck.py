@@ -39,6 +39,12 @@ class StaticLimits:
     blocked_names: frozenset[str] = BLOCKED_NAMES
 
 
+def static_reasons(task: Task) -> tuple[str, ...]:
+    """Every reason against a task's verifier, where that is code."""
+    spec = task.verifier or {}
+    return tuple(check_code(str(spec.get("code")))) if spec.get("type") == "code" else ()
+
+
 def check_code(code: str, limits: StaticLimits | None = None) -> list[str]:
     """Every reason against the code, each a plain sentence; none: it may be tried out."""
     try:
