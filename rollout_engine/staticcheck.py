@@ -62,13 +62,6 @@ def check_code(code: str, limits: StaticLimits | None = None) -> list[str]:
     ]
 
 
-def static_reasons(task: Task) -> tuple[str, ...]:
-    """Every reason against a task's verifier; verifiers of other types than `code` have no source to look at."""
-    verifier = task.verifier or {}
-    code = verifier.get("code")
-    return tuple(check_code(code)) if verifier.get("type") == "code" and isinstance(code, str) else ()
-
-
 def _signature(function: Function) -> Iterator[str]:
     """The inputs must be enough to call it, and it must be a function that answers."""
     given = set(input_names(function).values())
