@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import ray
 
-from rollout_engine.errors import HostError, InputError, describe
+from rollout_engine import version
+from rollout_engine.errors import HostError, InputError, TaskBodyError, describe
 from rollout_engine.exchange import Reply, Request
 from rollout_engine.host import Host, HostPlan
 from rollout_engine.machine import raise_descriptor_limit
-from rollout_engine.version import VERSION
+from rollout_engine.probe import Probe
 
 
 class Fault(NamedTuple):
@@ -54,7 +55,8 @@ class RolloutHost:
             host = Host(self._plan, keys, on_expired=_leave)
             await host.open()
             self._host = host
-            return Opened(VERSION, os.getpid(), descriptors)
+            # Of the module: Ray sends this class by value, and with it the driver's own value of a plain constant.
+            return Opened(version.VERSION, os.getpid(), descriptors)
         except asyncio.CancelledError:
             raise
         except InputError as error:
@@ -73,6 +75,18 @@ class RolloutHost:
             return Fault(type(error).__name__, describe(error), True)
         except BaseException as error:
             return Fault(type(error).__name__, describe(error))
+
+    async def probe(self, body: bytes) -> Probe | Fault:
+        if self._host is None:
+            return Fault("HostError", "the host is not open", True)
+        try:
+            return await self._host.probe(body)
+        except asyncio.CancelledError:
+            raise
+        except TaskBodyError as error:
+            return Fault(type(error).__name__, describe(error))
+        except BaseException as error:
+            return Fault("HostError", f"{type(error).__name__}: {describe(error)}")
 
     async def waiting_for(self) -> list[str]:
         return self._host.waiting_for() if self._host is not None else []

@@ -11,7 +11,16 @@ from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
-from rollout_engine.commands.console import BAD_INPUT, INTERRUPTED, SOME_FAILED, say, say_error, silence
+from rollout_engine.commands.console import (
+    BAD_INPUT,
+    INTERRUPTED,
+    OK,
+    SOME_FAILED,
+    accept_any_text,
+    say,
+    say_error,
+    silence,
+)
 from rollout_engine.errors import InputError, RunError
 from rollout_engine.version import VERSION
 
@@ -96,7 +105,8 @@ def run(
         typer.Option("-o", "--out", metavar="RUN", help="The run directory; default: runs/<UTC time>."),
     ] = None,
     agent: Annotated[
-        str | None, typer.Option("--agent", metavar="NAME", help="single_turn, or module:attribute of your own.")
+        str | None,
+        typer.Option("--agent", metavar="NAME", help="single_turn, tool_loop, or module:attribute of your own."),
     ] = None,
     sandbox: Annotated[
         str | None, typer.Option("--sandbox", metavar="auto|namespace|docker|local|none", help="What isolates tasks.")
@@ -204,12 +214,16 @@ def tasks_check(
     limit: Annotated[
         int | None, typer.Option("--limit", metavar="N", min=1, help="Run the verifiers of the first N tasks only.")
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Also run each verifier on the untouched sandbox and on the task's solution."),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Validate every task, and try its verifier on an empty, a very long and a garbage answer."""
     from rollout_engine.commands.tasks import check as command
 
-    return command(path, config, limit, as_json=as_json)
+    return command(path, config, limit, dry_run=dry_run, as_json=as_json)
 
 
 @app.command(
@@ -247,6 +261,7 @@ def doctor(config: Config = None, as_json: Json = False) -> int:
 
 def main() -> NoReturn:
     """The console script `rollout`."""
+    accept_any_text()
     try:
         code = _run_command()
     except BrokenPipeError:  # the reader of a pipe has seen enough
@@ -271,15 +286,16 @@ def _run_command() -> int:
         return INTERRUPTED
     except usage_error as error:
         return _say_usage(error)
-    return code if isinstance(code, int) else 0
+    return code if isinstance(code, int) else OK
 
 
 def _say_usage(error: Exception) -> int:
     """A wrong flag, in the form of every other error; no arguments at all: the help."""
     context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError":
-        return 0
     message = error.format_message() if hasattr(error, "format_message") else str(error)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(message)
+        return OK
     path = context.command_path if context is not None else "rollout"
     say(f"error: {message}\n  see {path} --help")
     return BAD_INPUT

@@ -7,6 +7,7 @@ from typing import Protocol, TypeAlias
 
 from rollout_engine.exchange import Reply, Request
 from rollout_engine.host import Host, HostPlan
+from rollout_engine.probe import Probe
 
 MakePlan: TypeAlias = Callable[[str, str], HostPlan]
 """(host_id, node_id) -> what the host is told."""
@@ -24,6 +25,10 @@ class HostHandle(Protocol):
 
     def nudge(self) -> None:
         """Makes a waiting exchange return at once; does not wait."""
+        ...
+
+    async def probe(self, body: bytes) -> Probe:
+        """The dry run of a task. Raises HostLost, HostError, TaskBodyError."""
         ...
 
     async def waiting_for(self) -> list[str]:
@@ -63,6 +68,9 @@ class LocalHandle:
 
     def nudge(self) -> None:
         self._host.nudge()
+
+    async def probe(self, body: bytes) -> Probe:
+        return await self._host.probe(body)
 
     async def waiting_for(self) -> list[str]:
         return self._host.waiting_for()

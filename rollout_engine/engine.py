@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import tempfile
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -22,18 +22,22 @@ from rollout_engine.clusters import Cluster, LocalCluster
 from rollout_engine.config import ModelSpec, RunConfig, api_keys
 from rollout_engine.driver import Driver
 from rollout_engine.errors import InputError, RunError
+from rollout_engine.evaluation import Evaluation, assess, judge, not_run
 from rollout_engine.host import HostPlan
 from rollout_engine.loopthread import LoopThread
 from rollout_engine.models import check_model
+from rollout_engine.problems import checked
 from rollout_engine.progress import Progress
 from rollout_engine.results import Group, Run, group_stream, record_stream
 from rollout_engine.runstore import open_store
-from rollout_engine.specs import Task
+from rollout_engine.specs import Task, task_body
+from rollout_engine.staticcheck import static_reasons
 from rollout_engine.store import RunStatus
+from rollout_engine.store.temporary import make_temporary
 from rollout_engine.stream import Stream
-from rollout_engine.submission import ChunkFeed, QueueFeed, Submission
+from rollout_engine.submission import QUEUED_TASKS, ChunkFeed, QueueFeed, Submission
 from rollout_engine.tasks import TaskSource, check_task, check_tasks, iter_tasks, resolve, task_chunks
-from rollout_engine.types import RolloutRecord
+from rollout_engine.types import Message, RolloutRecord
 
 T = TypeVar("T")
 
@@ -58,8 +62,10 @@ class RolloutEngine:
     ) -> None:
         self.config = make_config(config, models, options)
         self._wanted_dir, self._resume, self._retry_failed = run_dir, resume, retry_failed
-        self._temporary: str | None = None
+        self._temporary: Path | None = None
         self._rounds = 0
+        self._evaluated: Counter[str] = Counter()
+        """Task id -> how often it was evaluated: its rounds."""
         self._submissions: dict[Submission, asyncio.Task[None] | None] = {}
         """Those that are not done, each with what carries its tasks from this loop to the driver's."""
         self._given_up = False
@@ -71,7 +77,7 @@ class RolloutEngine:
     async def __aenter__(self) -> Self:
         keys = check_config(self.config)
         if self._wanted_dir is None:
-            self._temporary = tempfile.mkdtemp(prefix="rollout-engine-")
+            self._temporary = await asyncio.to_thread(make_temporary)
         self.run_dir = Path(self._temporary or self._wanted_dir or "")
         try:
             await self._open(keys)
@@ -142,7 +148,10 @@ class RolloutEngine:
     # -- work ---------------------------------------------------------------------------------------------------
 
     async def rollouts(self, tasks: TaskSource, *, round: int | None = None) -> AsyncIterator[RolloutRecord]:
-        """Every rollout of the tasks as soon as it is committed, in the order of their endings."""
+        """Every rollout of the tasks as soon as it is committed, in the order of their endings.
+
+        In a resumed run also those that an earlier epoch committed, as soon as their task is submitted again.
+        """
         submission, stream = await self._submit(tasks, round, read=True)
         try:
             async for record in record_stream(stream):
@@ -153,7 +162,7 @@ class RolloutEngine:
     async def groups(self, tasks: TaskSource, *, round: int | None = None) -> AsyncIterator[Group]:
         """Every group (one task, one model) as soon as its k rollouts are committed.
 
-        Groups that an earlier epoch of a resumed run has finished come first.
+        In a resumed run also those that an earlier epoch has finished or begun: each group is whole.
         """
         submission, stream = await self._submit(tasks, round, read=True)
         try:
@@ -161,6 +170,46 @@ class RolloutEngine:
                 yield group
         finally:
             await self._leave(submission)
+
+    async def evaluate(
+        self,
+        prompt: str | list[Message] = "",
+        verifier_code: str | None = None,
+        env_key: str = "",
+        env_version: str = "",
+        env_variables: Mapping[str, str] | None = None,
+        data_key: str | None = None,
+        data_version: str | None = None,
+        **fields: Any,
+    ) -> Evaluation:
+        """One generated task: static check, dry run, then k attempts by every model. Many at once share the engine.
+
+        `fields` are further fields of `Task` (task_id, verifier, solution, files, setup, limits, ...). A task that is
+        not valid costs no rollouts and has reward 0. Raises InputError where it is no task at all.
+        """
+        named = f"{env_key}:{env_version}" if env_version else env_key
+        given = {
+            "prompt": prompt,
+            "verifier_code": verifier_code,
+            "env_key": named or None,
+            "env_variables": dict(env_variables or {}),
+            "data_key": data_key,
+            "data_version": data_version,
+            **fields,
+        }
+        task = check_task(
+            checked(Task, {name: value for name, value in given.items() if value is not None}), self.config
+        )
+        reasons = static_reasons(task)
+        if reasons:
+            return not_run(task.task_id, self.config, 0.0, reasons)
+        validity, reasons = judge(await self._thread.call(self._driver.probe(task_body(task))))
+        if validity != 1.0:
+            return not_run(task.task_id, self.config, validity, reasons)
+        round = self._evaluated[task.task_id]
+        self._evaluated[task.task_id] += 1
+        groups = [group async for group in self.groups([task], round=round)]
+        return assess(task.task_id, groups, self.config)
 
     async def finish(self, tasks: TaskSource, *, round: int | None = None, total: int | None = None) -> None:
         """Runs all rollouts of the tasks without reading them. `total`: how many tasks there are, for the ETA."""
@@ -212,14 +261,30 @@ class RolloutEngine:
 
     async def _carry(self, feed: QueueFeed, tasks: TaskSource) -> None:
         """Carries tasks from the caller's loop, where their source lives, to the driver's, as there is room."""
+        waiting: asyncio.Queue[Task | BaseException | None] = asyncio.Queue(QUEUED_TASKS)
+        sender = asyncio.create_task(self._send(feed, waiting))
         try:
-            async for task in iter_tasks(tasks):
-                await self._thread.call(feed.put(check_task(task, self.config)))
-            await self._thread.call(feed.put(None))
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            await self._thread.call(feed.put(error))
+            try:
+                async for task in iter_tasks(tasks):
+                    await waiting.put(check_task(task, self.config))
+                await waiting.put(None)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                await waiting.put(error)
+            await sender
+        finally:
+            await _end(sender)
+
+    async def _send(self, feed: QueueFeed, waiting: asyncio.Queue[Task | BaseException | None]) -> None:
+        """Crosses the threads with all that has gathered at once; a crossing costs much more than a task."""
+        over = False
+        while not over:
+            items = [await waiting.get()]
+            while not waiting.empty():
+                items.append(waiting.get_nowait())
+            over = not isinstance(items[-1], Task)
+            await self._thread.call(feed.put(*items))
 
     async def _leave(self, submission: Submission) -> None:
         """A consumer that stops reading early gives up what it asked for."""
@@ -246,7 +311,7 @@ class RolloutEngine:
 async def _end(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         task.cancel()
-        await asyncio.wait({task})
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _called(function: Callable[..., T], *arguments: Any) -> T:

@@ -11,7 +11,7 @@ RolloutEngineError
       ModelBadResponse ModelRequestError ModelAuthError ModelRefused ModelMissingAnswer
     SandboxError              the sandbox's provider
       SandboxStartError SandboxDied SandboxUnavailable
-    SetupError                the task's own files, setup commands or services
+    SetupError                the task's own files, setup commands, services or tools
     AgentError                an agent program that never worked
     HostError                 the node or the host process
       HostLost                  the driver cannot reach it any more
@@ -153,7 +153,7 @@ class SandboxUnavailable(SandboxError):
 
 
 class SetupError(InfraError):
-    """A task's files, setup command or service did not come up in its sandbox."""
+    """A task's files, setup command, service or tool did not come up in its sandbox."""
 
     boundary, retryable = Boundary.SETUP, False
 

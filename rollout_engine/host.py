@@ -13,14 +13,17 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import pyarrow as pa
+
 from rollout_engine.agents import make_agent
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import HostError, TaskBodyError, failure_of
 from rollout_engine.exchange import HostLimits, Reply, Request, scramble
 from rollout_engine.machine import check_descriptors
 from rollout_engine.models import make_client
-from rollout_engine.outbox import Outbox, turns_bytes
+from rollout_engine.outbox import BIG_ROW_BYTES, Outbox, row_bytes, to_row, turns_bytes
 from rollout_engine.prepare import prepare
+from rollout_engine.probe import Probe, probe
 from rollout_engine.rollout import Model, PreparedTask, Resources, Rollout
 from rollout_engine.sandboxes import make_provider
 from rollout_engine.store.traces import TraceWriter, sees_run
@@ -301,9 +304,11 @@ class Host:
                 raise
             rollout.record.cancel()
         entry.ended = True
-        await self._spill(rollout.record)
+        record = rollout.record
+        await self._spill(record)
+        row = await asyncio.to_thread(to_row, record) if row_bytes(record) > BIG_ROW_BYTES else None
         self._active -= 1
-        self._finish(entry, rollout.record)
+        self._finish(entry, record, row)
 
     async def _spill(self, record: RolloutRecord) -> None:
         """Moves large turns into this host's trace file, where hosts can reach the run directory."""
@@ -353,12 +358,16 @@ class Host:
         record.host_id, record.node_id = self.plan.host_id, self.plan.node_id
         return record
 
-    def _finish(self, entry: _Entry, record: RolloutRecord) -> None:
+    def _finish(self, entry: _Entry, record: RolloutRecord, row: pa.RecordBatch | None = None) -> None:
+        """The rollout's row waits to be sent; `row` is the record as a table, where that is made already."""
         del self._held[entry.spec.key]
         self._held_hash ^= scramble(entry.spec.key)
         self._counts.finished += 1
         self._release_body(entry)
-        self._outbox.add(record, self._loop.time())
+        if row is None:
+            self._outbox.add(record, self._loop.time())
+        else:
+            self._outbox.add_big(row, self._loop.time())
 
     def _release_body(self, entry: _Entry) -> None:
         digest = entry.spec.digest
@@ -381,6 +390,15 @@ class Host:
                 return
 
     # -- for the watchdog ---------------------------------------------------------------------------------------
+
+    async def probe(self, body: bytes) -> Probe:
+        """The dry run of a task, beside the rollouts. Raises HostError once closed, TaskBodyError."""
+        if self._closing:
+            raise HostError(f"host {self.plan.host_id} is closed")
+        try:
+            return await probe(body, self.plan.config, self._resources)
+        except Exception as error:
+            raise TaskBodyError(f"{type(error).__name__}: {error}") from error
 
     def waiting_for(self, limit: int = 20) -> list[str]:
         """What the oldest held rollouts wait for, one line each."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 
 import pyarrow as pa
@@ -13,6 +14,8 @@ from rollout_engine.types import Boundary, Failure, RolloutRecord, Turn
 
 ROW_BYTES = 400
 """About what a row without turns weighs."""
+BIG_ROW_BYTES = 256 * 1024
+"""A row above this size is made into a table beside the event loop."""
 
 
 class Outbox:
@@ -21,7 +24,9 @@ class Outbox:
     def __init__(self, spec: HostSpec, on_news: Callable[[], None]) -> None:
         self._spec = spec
         self._on_news = on_news
-        self._rows: list[RolloutRecord] = []
+        self._rows: deque[tuple[RolloutRecord, int]] = deque()
+        self._big: deque[pa.RecordBatch] = deque()
+        """Rows that were made into tables beside the event loop, one each."""
         self._row_bytes = 0
         self._batches: dict[int, tuple[pa.RecordBatch, int]] = {}
         self._batch_bytes = 0
@@ -38,8 +43,17 @@ class Outbox:
         return self._row_bytes + self._batch_bytes
 
     def add(self, record: RolloutRecord, now: float) -> None:
-        self._rows.append(record)
-        self._row_bytes += ROW_BYTES + turns_bytes(record.turns)
+        size = row_bytes(record)
+        self._rows.append((record, size))
+        self._added(size, now)
+
+    def add_big(self, row: pa.RecordBatch, now: float) -> None:
+        """A row that `to_row` made in a thread, because it takes so long."""
+        self._big.append(row)
+        self._added(row.nbytes, now)
+
+    def _added(self, size: int, now: float) -> None:
+        self._row_bytes += size
         self.freed(now)
         if self.full:
             self._on_news()
@@ -60,15 +74,32 @@ class Outbox:
             self._batch_bytes -= self._batches.pop(number)[1]
 
     def take(self, received_seq: int) -> tuple[tuple[int, pa.RecordBatch], ...]:
-        """All batches after `received_seq`, the rows added since the last call included."""
-        size = self._spec.max_batch_rows
-        for start in range(0, len(self._rows), size):
-            self._seq += 1
-            batch = _to_batch(self._rows[start : start + size])
-            self._batches[self._seq] = (batch, batch.nbytes)
-            self._batch_bytes += batch.nbytes
-        self._rows, self._row_bytes, self.oldest = [], 0, None
+        """All batches after `received_seq`, with rows that were added since, as many as one reply should hold.
+
+        What is left over is news as old as before, so that the next reply does not wait.
+        """
+        left = self._spec.max_batch_bytes
+        rows: list[RolloutRecord] = []
+        while self._rows and left > 0 and len(rows) < self._spec.max_batch_rows:
+            record, size = self._rows.popleft()
+            rows.append(record)
+            self._row_bytes -= size
+            left -= size
+        if rows:
+            self._number(_to_batch(rows))
+        while self._big and left > 0:
+            row = self._big.popleft()
+            self._row_bytes -= row.nbytes
+            left -= row.nbytes
+            self._number(row)
+        if not self._rows and not self._big:
+            self.oldest = None
         return tuple((seq, batch) for seq, (batch, _) in self._batches.items() if seq > received_seq)
+
+    def _number(self, batch: pa.RecordBatch) -> None:
+        self._seq += 1
+        self._batches[self._seq] = (batch, batch.nbytes)
+        self._batch_bytes += batch.nbytes
 
 
 def _to_batch(rows: list[RolloutRecord]) -> pa.RecordBatch:
@@ -76,16 +107,22 @@ def _to_batch(rows: list[RolloutRecord]) -> pa.RecordBatch:
     try:
         return records_to_batch(rows)
     except Exception:
-        return pa.concat_batches([_row(record) for record in rows])
+        return pa.concat_batches([to_row(record) for record in rows])
 
 
-def _row(record: RolloutRecord) -> pa.RecordBatch:
+def to_row(record: RolloutRecord) -> pa.RecordBatch:
+    """One row of the log; a failed one where no table holds what an agent put into it."""
     try:
         return records_to_batch([record])
     except Exception as error:
         record.turns, record.final_answer = [], None
         record.fail(Failure(Boundary.AGENT, type(error).__name__, f"no table holds its turns: {describe(error)}"))
         return records_to_batch([record])
+
+
+def row_bytes(record: RolloutRecord) -> int:
+    """About how much a row weighs."""
+    return ROW_BYTES + len(record.final_answer or "") + turns_bytes(record.turns)
 
 
 def turns_bytes(turns: list[Turn]) -> int:

@@ -7,6 +7,7 @@ from rollout_engine.config import RunConfig
 from rollout_engine.rollout import PreparedTask
 from rollout_engine.sandboxes import sandbox_spec, task_recipe
 from rollout_engine.specs import Task
+from rollout_engine.tasks import needs_sandbox
 from rollout_engine.verifiers import make_verifier
 from rollout_engine.verifiers.workshop import Workshop
 
@@ -27,7 +28,7 @@ def prepare(body: bytes, config: RunConfig, workshop: Workshop | None = None) ->
     return PreparedTask(
         task=task,
         verifier=make_verifier(task.verifier or {}, timeout_s=verify_s, workshop=workshop),
-        sandbox=base if task.needs_sandbox else None,
+        sandbox=base if needs_sandbox(task, config) else None,
         base=base,
         recipe=task_recipe(task, start_s),
         limits=limits,

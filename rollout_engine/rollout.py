@@ -25,6 +25,7 @@ from rollout_engine.errors import (
 from rollout_engine.models.base import ModelClient
 from rollout_engine.permits import Permits
 from rollout_engine.sandboxes.base import SNAPSHOT, Recipe, Sandbox, SandboxProvider, SandboxSpec
+from rollout_engine.services import start_services
 from rollout_engine.specs import Task
 from rollout_engine.types import (
     Boundary,
@@ -135,9 +136,7 @@ class BoundModel:
 
 
 def _at_turn(context: CallContext, turn: int) -> CallContext:
-    return CallContext(
-        context.seed, context.round, context.task_id, context.model, context.attempt, turn, context.solution
-    )
+    return replace(context, turn=turn)
 
 
 class Rollout:
@@ -154,6 +153,8 @@ class Rollout:
         self._resources = resources
         self._on_slot_free = on_slot_free
         self._sandbox: Sandbox | None = None
+        self._services: list[str] = []
+        """The jobs in the sandbox that are the task's services, not the agent's."""
 
     async def run(self) -> None:
         """Never raises but CancelledError; what went wrong is in the record."""
@@ -215,6 +216,8 @@ class Rollout:
             self._sandbox = await provider.open(spec)
             self.record.sandbox = provider.name
             self.record.limits_enforced = self._sandbox.limits_enforced
+            self.phase = "setup"
+            self._services = await start_services(self._prepared.task.services, self._sandbox)
 
     async def _ready(self, provider: SandboxProvider, spec: SandboxSpec) -> SandboxSpec:
         """A spec that holds the task's files, and what its setup made of them: once per task and node."""
@@ -242,8 +245,9 @@ class Rollout:
         self.phase = "agent"
         record, task, limits = self.record, self._prepared.task, self._prepared.limits
         model = self._resources.models[record.model]
+        seed = self._resources.config.seed
         context = CallContext(
-            self._resources.config.seed, record.round, record.task_id, record.model, record.attempt, 0, task.answer
+            seed, record.round, record.task_id, record.model, record.attempt, 0, task.answer, task.script
         )
         ends = min(deadline, asyncio.get_running_loop().time() + limits.agent_s)
         bound = BoundModel(model, context, ends + CALL_GRACE_S, record)
@@ -300,7 +304,7 @@ class Rollout:
         if not takes_sandbox(verifier):
             return await verifier.verify(task, trajectory, None)
         if verifier.isolation is Isolation.IN_PLACE and self._sandbox is not None:
-            await self._sandbox.quiesce()
+            await self._sandbox.quiesce(keep=self._services)
             return await verifier.verify(task, trajectory, self._sandbox)
         return await self._verdict_apart(trajectory)
 

@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from rollout_engine.types import Message
 
+ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+"""What servers of models take as the name of a function."""
 TaskId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 
 
@@ -58,13 +60,14 @@ class ServiceSpec(Spec):
 class ToolTaskSpec(Spec):
     """A tool that a task gives its agent: exactly one of command, function, mcp."""
 
-    name: str
+    name: ToolName
+    """mcp: only in messages; the server's tools keep their own names."""
     description: str = ""
     parameters: dict[str, Any] = Field(default_factory=lambda: {"type": "object", "properties": {}})
     command: str | None = None
     """Run in the sandbox by `sh -c`; the arguments are its standard input, as JSON."""
     function: str | None = None
-    """`module:attribute` of a Python function on the host."""
+    """`module:attribute` of a Python function on the host: it runs with the host's rights, outside of the sandbox."""
     mcp: list[str] | None = None
     """argv of an MCP server over stdio inside the sandbox; all of its tools are offered."""
 
@@ -137,6 +140,9 @@ class Task(Spec):
             raise ValueError("give environment or env_key, not both")
         if isinstance(self.solution, dict) and set(self.solution) != {"script"}:
             raise ValueError('solution is a string (the final answer) or {"script": ...}')
+        names = [tool.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two tools have one name: {', '.join(names)}")
         if isinstance(self.prompt, list) and not self.prompt:
             raise ValueError("prompt is an empty list of messages")
         if not self.task_id:
@@ -155,7 +161,7 @@ class Task(Spec):
 
     @property
     def script(self) -> str | None:
-        """The solution where it is a script that solves the task in its sandbox."""
+        """The solution where it is a shell script for the task's sandbox."""
         return self.solution["script"] if isinstance(self.solution, dict) else None
 
     def messages(self) -> list[Message]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rollout_engine.errors import InputError
+from rollout_engine.specs import Task
 from rollout_engine.verifiers.code.source import Function, Source, input_names, parse
 
 MIN_NODES, MAX_NODES = 5, 700
@@ -36,6 +37,13 @@ class StaticLimits:
     max_nodes: int = MAX_NODES
     blocked_imports: frozenset[str] = BLOCKED_IMPORTS
     blocked_names: frozenset[str] = BLOCKED_NAMES
+
+
+def static_reasons(task: Task) -> tuple[str, ...]:
+    """What speaks against a task's verifier as it stands; nothing is said of verifiers without code."""
+    verifier = task.verifier or {}
+    code = verifier.get("code")
+    return tuple(check_code(code)) if verifier.get("type") == "code" and isinstance(code, str) else ()
 
 
 def check_code(code: str, limits: StaticLimits | None = None) -> list[str]:

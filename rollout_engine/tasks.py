@@ -29,6 +29,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from pydantic import ValidationError
 
+from rollout_engine.agents import agent_needs_sandbox
+from rollout_engine.agents.tools import check_tools
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import InputError
 from rollout_engine.problems import MAX_PROBLEMS, all_of, checked, problems_of
@@ -78,7 +80,7 @@ def check_tasks(
         ids.append(hash(task.task_id) & 0xFFFFFFFFFFFFFFFF)
         if chosen(task.task_id) and (limit is None or count < limit):
             count += 1
-            sandboxed += resolved.needs_sandbox
+            sandboxed += needs_sandbox(resolved, config)
             digest.update(hashlib.blake2b(task_body(task), digest_size=16).digest())
     total = len(ids)
     problems += _duplicates(rows, ids, MAX_PROBLEMS - len(problems))
@@ -94,6 +96,7 @@ def check_task(task: Task, config: RunConfig) -> Task:
 
     Raises InputError with the dotted field as its `where`.
     """
+    _check_trusted(task, config)
     check_verifier(task.verifier or {})
     if isinstance(task.prompt, list):
         for index, message in enumerate(task.prompt):
@@ -103,11 +106,15 @@ def check_task(task: Task, config: RunConfig) -> Task:
         if not name or ".." in name.split("/"):
             raise InputError(f"{name!r} is no path inside the workspace", "files", "give a path below the workspace")
     resolved = resolve(task, config)
-    if resolved.needs_sandbox and config.sandbox == "none":
+    if resolved.tools:
+        check_tools(resolved.tools)
+    if config.sandbox == "none" and needs_sandbox(resolved, config):
+        by_agent = not resolved.needs_sandbox
         raise InputError(
-            "the task needs a sandbox, and the run has none",
+            f"the {f'agent {config.agent}' if by_agent else 'task'} needs a sandbox, and the run has none",
             "env_key" if task.env_key else "environment",
-            "run with --sandbox auto, or drop environment, files, setup, services and tools from the task",
+            "run with --sandbox auto"
+            + (", or drop environment, files, setup, services and tools from the task" if not by_agent else ""),
         )
     if config.sandbox == "local" and resolved.environment and resolved.environment.require_limits:
         raise InputError(
@@ -116,6 +123,28 @@ def check_task(task: Task, config: RunConfig) -> Task:
             "run with --sandbox auto, namespace or docker",
         )
     return resolved
+
+
+def needs_sandbox(task: Task, config: RunConfig) -> bool:
+    """Whether anything of the task's rollouts happens in a sandbox: by the task's own word, or by the agent's."""
+    return task.needs_sandbox or agent_needs_sandbox(config.agent)
+
+
+def _check_trusted(task: Task, config: RunConfig) -> None:
+    """Code that a task names by `module:attribute` would run on the hosts, outside of any sandbox."""
+    named = {"verifier.type": (task.verifier or {}).get("type")}
+    named |= {f"tools.{index}.function": tool.function for index, tool in enumerate(task.tools)}
+    for where, path in named.items():
+        if (
+            isinstance(path, str)
+            and ":" in path
+            and not any(fnmatch.fnmatch(path, each) for each in config.trusted_code)
+        ):
+            raise InputError(
+                f"the task names {path!r}, which would run on the hosts and is not trusted",
+                where,
+                f'if you trust it, add it to the config: trusted_code = ["{path}"]',
+            )
 
 
 def read_tasks(path: str | Path) -> Iterator[Task]:
@@ -169,7 +198,8 @@ def resolve(task: Task, config: RunConfig) -> Task:
     data_key and data_version become the variables DATA_KEY and DATA_VERSION. A task that has no environment and
     needs no sandbox stays as it is. Raises InputError for an unknown env_key.
     """
-    if task.env_key is None and not (task.needs_sandbox and (task.env_variables or task.data_key or task.data_version)):
+    variables = task.env_variables or task.data_key or task.data_version
+    if task.env_key is None and not (variables and needs_sandbox(task, config)):
         return task
     base = task.environment or EnvironmentSpec()
     if task.env_key is not None:

@@ -102,6 +102,9 @@ class KeySpace(NamedTuple):
         """The dense number of the key's group: slot * m + model."""
         return key // self.k
 
+    def slot_keys(self, slot: int) -> range:
+        return range(slot * self.per_slot, (slot + 1) * self.per_slot)
+
     def group_keys(self, group: int) -> range:
         return range(group * self.k, (group + 1) * self.k)
 
@@ -174,6 +177,9 @@ class CallContext:
     attempt: int
     turn: int = 0
     solution: str | None = None
+    """The task's solution where it is a final answer."""
+    script: str | None = None
+    """The task's solution where it is a shell script."""
 
 
 @dataclass(frozen=True, slots=True)

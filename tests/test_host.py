@@ -525,6 +525,22 @@ def test_a_full_batch_does_not_linger_and_none_is_larger() -> None:
     in_virtual_time(scenario())
 
 
+async def test_a_reply_holds_no_more_than_a_batch_of_bytes_and_the_rest_comes_at_once(tmp_path: Path) -> None:
+    """Also of rows so big that each is a batch of its own."""
+    config = make_config(agent=WRITER, host={"max_batch_bytes": 1_000_000})
+    big, small = task_of(prompt="400000"), task_of(prompt="100000", task_id="small")
+    async with talking(config, big) as talk:
+        talk.bodies[body_digest(task_body(small))] = task_body(small)
+        await talk.say(*specs(8, big), *specs(16, small, 8))
+        async with asyncio.timeout(5):
+            while len(talk.rows) < 24:
+                reply = await talk.say(wait_s=60.0, linger_s=0.05)
+                assert sum(batch.nbytes for _, batch in reply.batches) < 2_500_000
+                talk.host._outbox.acknowledge(talk.received)
+        assert sorted(row.key for row in talk.rows) == list(range(24))
+        assert {len(row.turns[0].messages[0]["content"]) for row in talk.rows} == {400_000, 100_000}
+
+
 def test_a_straggler_holds_nobody_back() -> None:
     async def scenario() -> None:
         clock = asyncio.get_running_loop().time

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, cast
 
 from rollout_engine.agents.base import Agent
@@ -11,6 +12,7 @@ from rollout_engine.plugins import find
 
 AGENTS: dict[str, str] = {
     "single_turn": "rollout_engine.agents.single_turn:SingleTurn",
+    "tool_loop": "rollout_engine.agents.tool_loop:ToolLoop",
 }
 """Name -> `module:attribute` of a factory that takes the agent's options as keywords."""
 
@@ -29,3 +31,16 @@ def make_agent(name: str, options: Mapping[str, Any] | None = None) -> Agent:
             "agent_options",
             "remove or correct the option that is named here",
         ) from error
+
+
+@cache
+def agent_needs_sandbox(name: str) -> bool:
+    """Whether the agent works in a sandbox whatever the task declares: its factory's `needs_sandbox`, if it has one.
+
+    An agent that cannot be found needs none: whoever makes it says so.
+    """
+    try:
+        factory = find(name, AGENTS, "agent", group=ENTRY_POINTS, where="agent")
+    except InputError:
+        return False
+    return bool(getattr(factory, "needs_sandbox", False))

@@ -33,7 +33,10 @@ class AgentModel(Protocol):
 
 
 class Agent(Protocol):
-    """A way to work on a task. One object serves all rollouts of a host, so it keeps no state of its own."""
+    """A way to work on a task. One object serves all rollouts of a host, so it keeps no state of its own.
+
+    A class (or factory) with `needs_sandbox = True` gets a sandbox also for tasks that declare nothing.
+    """
 
     async def run(
         self, task: Task, model: AgentModel, sandbox: Sandbox | None, limits: AgentLimits, on_turn: OnTurn

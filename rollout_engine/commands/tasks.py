@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rollout_engine.commands import text
 from rollout_engine.commands.console import OK, SOME_FAILED, make_console, print_json
+from rollout_engine.dryrun import collect
 from rollout_engine.options import load_config
-from rollout_engine.sandboxes import make_provider
 from rollout_engine.taskcheck import Finding, find_problems
 from rollout_engine.tasks import TaskFile, check_tasks, read_tasks
 
@@ -20,11 +20,13 @@ MAX_SHOWN = 50
 STYLES = {"error": "red", "note": "yellow"}
 
 
-def check(path: Path, config: Path | None, limit: int | None, *, as_json: bool) -> int:
+def check(path: Path, config: Path | None, limit: int | None, *, dry_run: bool, as_json: bool) -> int:
     """Exit code 1 where a verifier is wrong. Raises InputError where the file is."""
-    settings = load_config(config)
-    found = check_tasks(path, settings)
-    findings = asyncio.run(_findings(path, limit, settings.sandbox))
+    run = load_config(config)
+    found = check_tasks(path, run)
+    findings = asyncio.run(_findings(path, limit))
+    if dry_run:
+        findings += asyncio.run(collect(islice(read_tasks(path), limit), run))
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
         print_json({**asdict(found), "errors": errors, "findings": [asdict(finding) for finding in findings]})
@@ -33,13 +35,8 @@ def check(path: Path, config: Path | None, limit: int | None, *, as_json: bool) 
     return SOME_FAILED if errors else OK
 
 
-async def _findings(path: Path, limit: int | None, sandbox: str) -> list[Finding]:
-    provider = None if sandbox == "none" else make_provider(sandbox)
-    try:
-        return [finding async for finding in find_problems(islice(read_tasks(path), limit), provider=provider)]
-    finally:
-        if provider is not None:
-            await provider.close()
+async def _findings(path: Path, limit: int | None) -> list[Finding]:
+    return [finding async for finding in find_problems(islice(read_tasks(path), limit))]
 
 
 def _show(found: TaskFile, findings: list[Finding], tried: int) -> None:
@@ -55,7 +52,7 @@ def _show(found: TaskFile, findings: list[Finding], tried: int) -> None:
     table.add_column(overflow="fold")
     for finding in findings[:MAX_SHOWN]:
         severity = Text(finding.severity, style=STYLES[finding.severity])
-        table.add_row(severity, Text(finding.task_id), Text(finding.what))
+        table.add_row(severity, Text(text.safe(finding.task_id)), Text(text.safe(finding.what)))
     if findings:
         console.print(table)
     if len(findings) > MAX_SHOWN:

@@ -1,4 +1,7 @@
-"""A model of known skill: gives the task's own solution with a given probability, and known latency and faults."""
+"""A model of known skill: gives or carries out the task's own solution with a given probability.
+
+Its latency and its faults are known as well.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rollout_engine.config import ModelSpec
 from rollout_engine.errors import InputError, ModelMissingAnswer
+from rollout_engine.models.acting import SHELL, act, can_act
 from rollout_engine.models.draws import exponential, lognormal, uniforms
 from rollout_engine.models.local import Answer, Fault, Play
 from rollout_engine.models.wire import encode
@@ -53,6 +57,8 @@ class ScriptedOptions(Spec):
     """An answer without text: a valid one, and a wrong one."""
     fail_first: int = Field(default=0, ge=0)
     """The first tries of each rollout's first call answer 500, whatever was drawn."""
+    turns: int = Field(default=1, ge=1, le=1000)
+    """Where the solution is a script and there is a shell: the calls that it takes, before the final text."""
     tokens: int | None = Field(default=None, gt=0, lt=2**31)
     """Completion tokens of an answer; default: by its length."""
 
@@ -91,7 +97,7 @@ class ScriptedModel:
 
     def __init__(self, options: ScriptedOptions, policy: Policy | None = None) -> None:
         self._options = options
-        self._policy = policy if policy is not None else solution_policy(options.skill, options.wrong)
+        self._policy = policy if policy is not None else solution_policy(options.skill, options.wrong, options.turns)
         self._faults = _fault_table(options)
         self._faulty = bool(self._faults) or options.fail_first > 0
         # How often each call failed: the next try has a draw of its own. Bounded: calls that are given up stay in it.
@@ -146,17 +152,28 @@ class ScriptedModel:
         return Answer(message, Usage(prompt_tokens, tokens), _finish(message))
 
 
-def solution_policy(skill: float, wrong: str) -> Policy:
-    """Gives the solution with probability `skill`, else a text that is not the solution."""
+def solution_policy(skill: float, wrong: str, turns: int = 1) -> Policy:
+    """Gives the solution with probability `skill`, else a text that is not the solution.
+
+    A solution that is a script is carried out in `turns` calls of the shell tool, where that is offered.
+    """
 
     def policy(context: CallContext, messages: Sequence[Message], tools: Sequence[ToolSpec], u: float) -> Message:
+        if can_act(context, tools):
+            return act(context, messages, skill, turns)
         if u >= skill:
             return {"role": "assistant", "content": wrong_text(wrong, context)}
         if context.solution is None:
-            raise ModelMissingAnswer(f"task {context.task_id!r} has no solution that scripted model could give")
+            raise ModelMissingAnswer(_missing(context))
         return {"role": "assistant", "content": context.solution}
 
     return policy
+
+
+def _missing(context: CallContext) -> str:
+    if context.script is not None:
+        return f"the solution of task {context.task_id!r} is a script, and no tool {SHELL!r} was offered to run it with"
+    return f"task {context.task_id!r} has no solution that a scripted model could give"
 
 
 def wrong_text(template: str, context: CallContext) -> str:

@@ -14,7 +14,7 @@ from rollout_engine.errors import InputError, ModelMissingAnswer
 from rollout_engine.models import make_local_model
 from rollout_engine.models.classify import MISSING_ANSWER
 from rollout_engine.models.local import Fault, LocalModel, Play
-from rollout_engine.models.server_call import Asked, BadRequest, Tasks, asked_of
+from rollout_engine.models.server_call import Asked, BadRequest, Solution, Tasks, asked_of
 from rollout_engine.models.server_stats import Call, ServerStats
 from rollout_engine.models.sse import DONE, chunks_of
 from rollout_engine.models.wire import encode, response_of
@@ -33,16 +33,16 @@ class ModelServer:
     """`async with ModelServer({...}) as server:` serves models at `server.url` until it is closed.
 
     `models` are of kind scripted and replay, by the name under which they are called; `solutions` are the tasks'
-    final answers by task id. A call says which rollout it is for by the `x-rollout-seed` header; without it,
-    `prompts` (text of the last user message -> task id) finds the task and `seed` is the seed. `port` 0 takes a
-    free one. Calls above `max_concurrency` get a 429.
+    own by task id: a final answer, or {"script": ...}. A call says which rollout it is for by the `x-rollout-seed`
+    header; without it, `prompts` (text of the last user message -> task id) finds the task and `seed` is the seed.
+    `port` 0 takes a free one. Calls above `max_concurrency` get a 429.
     """
 
     def __init__(
         self,
         models: Mapping[str, ModelSpec],
         *,
-        solutions: Mapping[str, str] | None = None,
+        solutions: Mapping[str, Solution] | None = None,
         prompts: Mapping[str, str] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,

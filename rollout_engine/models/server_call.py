@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from rollout_engine.models.seed import SEED_HEADER, parse_seed_header
 from rollout_engine.models.wire import encode
@@ -33,22 +33,26 @@ class Asked(NamedTuple):
     context: CallContext
 
 
+Solution: TypeAlias = str | Mapping[str, str]
+"""As a task writes it: the final answer, or {"script": ...}."""
+
+
 class Tasks(NamedTuple):
     """What the server knows of the tasks."""
 
-    solutions: Mapping[str, str]
-    """Task id -> final answer."""
+    solutions: Mapping[str, Solution]
+    """Task id -> final answer, or {"script": ...}."""
     prompts: Mapping[str, str]
     """Text of the last user message -> task id, for calls without the header."""
 
 
 def tasks_of(tasks: Iterable[Task]) -> Tasks:
-    """The final answers and prompts of tasks, for a server of theirs."""
-    solutions: dict[str, str] = {}
+    """The solutions and prompts of tasks, for a server of theirs."""
+    solutions: dict[str, Solution] = {}
     prompts: dict[str, str] = {}
     for task in tasks:
-        if task.answer is not None:
-            solutions[task.task_id] = task.answer
+        if task.solution is not None:
+            solutions[task.task_id] = task.solution
         text = _last_user_text(task.messages())
         if text is not None:
             prompts[text] = task.task_id
@@ -72,8 +76,14 @@ def asked_of(body: bytes, headers: Mapping[str, str], tasks: Tasks, seed: int) -
         Sampling(logprobs=bool(data.get("logprobs") or data.get("return_token_ids"))),
         tuple(_tool(tool) for tool in data.get("tools") or ()),
         bool(data.get("stream")),
-        context if solution is None else replace(context, solution=solution),
+        context if solution is None else _solved(context, solution),
     )
+
+
+def _solved(context: CallContext, solution: Solution) -> CallContext:
+    if isinstance(solution, str):
+        return replace(context, solution=solution)
+    return replace(context, script=solution.get("script"))
 
 
 def _object(body: bytes) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 from rollout_engine.config import ModelSpec
 from rollout_engine.errors import InputError, RunError
 from rollout_engine.models.server import ModelServer
+from rollout_engine.models.server_call import Solution
 
 START_S = 60.0
 """A child that does not listen by then has failed."""
@@ -32,7 +33,7 @@ _BAD_INPUT = 2
 def run_server(
     models: Mapping[str, ModelSpec],
     *,
-    solutions: Mapping[str, str] | None = None,
+    solutions: Mapping[str, Solution] | None = None,
     prompts: Mapping[str, str] | None = None,
     host: str = "127.0.0.1",
     port: int = 8000,
@@ -94,7 +95,7 @@ class ServerProcess:
         self,
         models: Mapping[str, ModelSpec],
         *,
-        solutions: Mapping[str, str] | None = None,
+        solutions: Mapping[str, Solution] | None = None,
         prompts: Mapping[str, str] | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
@@ -103,7 +104,7 @@ class ServerProcess:
     ) -> None:
         self._orders = {
             "models": {name: spec.model_dump(mode="json") for name, spec in models.items()},
-            "solutions": dict(solutions or {}),
+            "solutions": {task: s if isinstance(s, str) else dict(s) for task, s in (solutions or {}).items()},
             "prompts": dict(prompts or {}),
             "host": host,
             "port": port,

@@ -11,6 +11,7 @@ from rollout_engine.sandboxes.base import Recipe, SandboxProvider, SandboxSpec
 from rollout_engine.specs import EnvironmentSpec, Task
 
 PROVIDERS: dict[str, str] = {
+    "docker": "rollout_engine.sandboxes.docker:DockerProvider",
     "local": "rollout_engine.sandboxes.local:LocalProvider",
     "namespace": "rollout_engine.sandboxes.namespace:NamespaceProvider",
 }

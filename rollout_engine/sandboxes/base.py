@@ -13,6 +13,8 @@ MAX_OUTPUT_BYTES = 10 * 2**20
 """A stream of one command keeps this much: its tail."""
 MAX_READ_BYTES = 100 * 2**20
 """The largest file that `read_file` returns."""
+MAX_CHUNK_BYTES = 64 * 1024
+"""The most that one `Stream.read` returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,26 @@ class JobStatus:
     exit_code: int | None
     stdout: bytes = b""
     stderr: bytes = b""
+
+
+class Stream(Protocol):
+    """A program in the sandbox whose standard input and output are read and written while it runs."""
+
+    async def read(self) -> bytes:
+        """What it has written: some bytes, at most MAX_CHUNK_BYTES; none once its output has ended."""
+        ...
+
+    async def write(self, data: bytes) -> None:
+        """Writes to its standard input, as fast as it reads. Raises BrokenPipeError once nobody reads."""
+        ...
+
+    async def poll(self) -> JobStatus:
+        """Its exit code, and the tail of its standard error; the standard output went to `read`."""
+        ...
+
+    async def close(self) -> None:
+        """Kills it and its group, and ends both streams; may be called twice."""
+        ...
 
 
 class Sandbox(Protocol):
@@ -146,6 +168,20 @@ class Sandbox(Protocol):
 
         A directory comes as the sandbox saw it; EVERYTHING and SNAPSHOT as what was changed. The layer is read-only to
         them and lives until `release`. Raises ValueError where it is larger than the sandbox's own disk limit.
+        """
+        ...
+
+    async def connect(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> Stream:
+        """Starts a program to talk to. One that cannot be started has ended: `poll` says 126 or 127, and why.
+
+        Whoever connected closes; `close` of the sandbox ends it as well.
         """
         ...
 

@@ -26,6 +26,7 @@ from typing import TypeVar
 from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes import files
 from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, SNAPSHOT, JobStatus, Recipe, SandboxSpec
+from rollout_engine.sandboxes.local_stream import LocalStream, open_stream
 from rollout_engine.sandboxes.locallayer import Layer
 from rollout_engine.sandboxes.preparing import Together, carry_out, recipe_name
 from rollout_engine.sandboxes.process import Program, kill_marked
@@ -178,6 +179,7 @@ class LocalSandbox:
         }
         self._programs: set[Program] = set()
         self._jobs: dict[str, Program | ExecResult] = {}
+        self._streams: set[LocalStream] = set()
         self._busy: set[asyncio.Future[object]] = set()
         self._used = False
         self._closing: asyncio.Task[None] | None = None
@@ -244,11 +246,14 @@ class LocalSandbox:
 
     async def poll(self, job: str) -> JobStatus:
         self._alive()
-        program = self._jobs[job]
+        return self._status(self._jobs[job])
+
+    def _status(self, program: Program | ExecResult) -> JobStatus:
+        self._alive()
         if isinstance(program, ExecResult):
             return JobStatus(program.exit_code, program.stdout, program.stderr)
         if program.exited.done() and program.exit_code is None:
-            raise SandboxDied(f"the exit status of {job} was taken by another part of this process")
+            raise SandboxDied(f"the exit status of process {program.pid} was taken by another part of this process")
         return JobStatus(program.exit_code, program.stdout.value(), program.stderr.value())
 
     async def stop(self, job: str) -> None:
@@ -278,6 +283,26 @@ class LocalSandbox:
             raise ValueError(f"the local sandbox exports only what is below {self._workdir}, not {path}")
         return posixpath.relpath(host, self._work)
 
+    async def connect(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> LocalStream:
+        stream = await open_stream(
+            lambda end: self._spawn(argv, None, cwd, env, user, stream=end), self._status, self._end_stream
+        )
+        self._streams.add(stream)
+        return stream
+
+    async def _end_stream(self, stream: LocalStream, program: Program | ExecResult) -> None:
+        self._streams.discard(stream)
+        if isinstance(program, Program) and self._closing is None:
+            await program.end()
+            await self._in_thread(partial(kill_marked, f"{MARK}={self._mark}", program.pid))
+
     async def close(self) -> None:
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
@@ -285,6 +310,7 @@ class LocalSandbox:
 
     async def _close(self) -> None:
         await asyncio.gather(*(program.end() for program in self._programs))
+        await asyncio.gather(*(stream.cut() for stream in self._streams))
         if self._used:
             await asyncio.to_thread(kill_marked, f"{MARK}={self._mark}")
         for program in self._programs:
@@ -306,6 +332,7 @@ class LocalSandbox:
         cwd: str | None,
         env: Mapping[str, str] | None,
         user: str | None,
+        stream: int | None = None,
     ) -> Program | ExecResult:
         """The started program, or what a shell would say where it cannot be started."""
         self._alive()
@@ -318,7 +345,8 @@ class LocalSandbox:
             return ExecResult(126, stderr=f"{cwd}: no such directory\n".encode())
         program = self._host_path(argv[0]) if argv[0].startswith(self._workdir + "/") else argv[0]
         try:
-            started = Program([program, *argv[1:]], cwd=folder, env={**self._env, **(env or {})}, stdin=stdin)
+            whole_env = {**self._env, **(env or {})}
+            started = Program([program, *argv[1:]], cwd=folder, env=whole_env, stdin=stdin, stream=stream)
         except (OSError, ValueError) as error:
             return _not_started(argv[0], error)
         self._programs = {program for program in self._programs if not program.quiet} | {started}

@@ -125,9 +125,13 @@ class Program:
         cwd: str,
         env: Mapping[str, str],
         stdin: bytes | None = None,
+        stream: int | None = None,
         max_output_bytes: int = MAX_OUTPUT_BYTES,
     ) -> None:
-        """Raises OSError or ValueError where the program cannot be started."""
+        """`stream`: a descriptor that becomes its standard input and output; the caller closes it.
+
+        Raises OSError or ValueError where the program cannot be started.
+        """
         loop = asyncio.get_running_loop()
         self._loop = loop
         # On the loop itself: CPython holds the GIL over the vfork in any thread, and a spawn that nothing
@@ -136,8 +140,8 @@ class Program:
             argv,
             cwd=cwd,
             env=env,
-            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdin=stream if stream is not None else subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE if stream is None else stream,
             stderr=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
@@ -151,7 +155,7 @@ class Program:
         self.exited: asyncio.Future[None] = loop.create_future()
         self.exit_code: int | None = None
         """None until it has ended, and after that where somebody else reaped it."""
-        self.stdout = Output(loop, cast(FileIO, self._popen.stdout), max_output_bytes)
+        self.stdout = Output(loop, cast(FileIO, self._popen.stdout) if stream is None else _empty(), max_output_bytes)
         self.stderr = Output(loop, cast(FileIO, self._popen.stderr), max_output_bytes)
         self._stdin = None if stdin is None else Input(loop, cast(FileIO, self._popen.stdin), stdin)
         loop.add_reader(self._pidfd, self._on_exit)
@@ -203,6 +207,13 @@ class Program:
         if self._stdin is not None:
             self._stdin.close()
         self.exited.set_result(None)
+
+
+def _empty() -> FileIO:
+    """A pipe that has ended: the output of a program whose output goes elsewhere."""
+    ours, theirs = os.pipe()
+    os.close(theirs)
+    return FileIO(ours)
 
 
 def kill_marked(mark: str, group: int | None = None, spared: frozenset[int] = frozenset()) -> None:

@@ -16,6 +16,7 @@ from rollout_engine.errors import SandboxUnavailable
 from rollout_engine.sandboxes import make_provider
 from rollout_engine.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
 from rollout_engine.sandboxes.namespace import NamespaceProvider
+from tests import docker_here
 
 ORDINARY_USER = 61_234
 """An id that nobody has: the launcher gives up root for it."""
@@ -43,6 +44,10 @@ def make_namespace_user(directory: Path) -> SandboxProvider:
     return make_provider("namespace", run_as=ORDINARY_USER)
 
 
+def make_docker(directory: Path) -> SandboxProvider:
+    return make_provider("docker", image="pybox")
+
+
 @functools.cache
 def namespace_missing(run_as: int | None) -> str | None:
     """Why namespace sandboxes do not work here; tried out once, in a thread as fixtures may run in a loop."""
@@ -66,11 +71,14 @@ async def _try_namespace(run_as: int | None) -> str | None:
 BACKENDS: dict[str, Backend] = {
     "namespace": Backend(make_namespace, missing=lambda: namespace_missing(None)),
     "namespace-user": Backend(make_namespace_user, missing=lambda: namespace_missing(ORDINARY_USER)),
+    "docker": Backend(make_docker, docker_here.missing),
     "local": Backend(make_local, isolated=False),
 }
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+@pytest.fixture(
+    params=[pytest.param(name, marks=[pytest.mark.docker] if name == "docker" else []) for name in sorted(BACKENDS)]
+)
 def backend(request: pytest.FixtureRequest) -> Backend:
     found = BACKENDS[request.param]
     reason = found.missing()

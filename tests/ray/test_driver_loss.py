@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import rollout_engine
 from rollout_engine import RolloutEngine
 from rollout_engine.config import RunConfig
 from rollout_engine.store.rundir import open_run
@@ -95,7 +96,11 @@ async def test_a_driver_killed_again_and_again_at_any_moment_comes_to_the_same_r
     assert open_run(run_dir).info.status == "finished"
 
 
-def test_no_actor_and_no_host_process_outlives_a_killed_driver(shared_ray: SharedRay, start: Start) -> None:
+def test_no_actor_no_host_process_and_no_folder_outlives_a_killed_driver_for_long(
+    shared_ray: SharedRay, start: Start
+) -> None:
+    """Its temporary folder is removed by the next run that has one."""
+    folders = temporary_folders()
     driver = start(config_of(hosts_per_node=2))
     assert said(driver) == "open"
     hosts = shared_ray.host_pids()
@@ -103,6 +108,9 @@ def test_no_actor_and_no_host_process_outlives_a_killed_driver(shared_ray: Share
     driver.kill()
     driver.wait(10)
     blocking_until(lambda: not shared_ray.host_pids() and not alive(hosts), "hosts are gone", 15)
+    assert len(temporary_folders() - folders) == 1
+    rollout_engine.run(make_tasks(1), config=config_of(ray="off"))
+    assert temporary_folders() <= folders
 
 
 def test_a_second_driver_on_a_live_run_is_refused_before_anything_starts(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import pathlib
-import subprocess
-from collections.abc import Mapping
-from typing import Any
+
+TYPE_CHECKING = False  # to import `typing` would cost more than all the rest
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
 
 
 class Result:
@@ -40,6 +41,8 @@ class Env:
         env: Mapping[str, str] | None = None,
     ) -> Result:
         """Runs a command: text by `sh -c`, a list as it is. Raises TimeoutError after killing it."""
+        import subprocess
+
         argv = ["sh", "-c", command] if isinstance(command, str) else [str(part) for part in command]
         data = stdin.encode() if isinstance(stdin, str) else stdin
         try:
@@ -79,6 +82,8 @@ class Env:
 
     def files(self, pattern: str = "**/*") -> list[str]:
         """The files that match, sorted, as paths relative to the workspace."""
+        import pathlib
+
         root = pathlib.Path(self.workdir)
         return sorted(str(path.relative_to(root)) for path in root.glob(pattern) if path.is_file())
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import random
 import sys
-from collections.abc import Callable
-from typing import Any
 
 from . import runner
+
+TYPE_CHECKING = False  # to import `typing` would cost more than all the rest
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
 
 
 class LatePackages:
@@ -63,7 +65,6 @@ def main(make_env: Callable[[str], Any] | None) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     sys.meta_path.append(LatePackages())
-    random.seed()
     hide()
     env = make_env(request["workdir"]) if make_env is not None else None
     verdict = runner.judge(request["code"], request["final_answer"], request["conversation"], env)

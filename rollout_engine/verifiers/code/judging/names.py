@@ -6,8 +6,11 @@ import json
 import math
 import re
 import string
-from collections.abc import Collection, Mapping
-from typing import Any
+
+TYPE_CHECKING = False  # to import `typing` would cost more than all the rest
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from typing import Any
 
 
 def normalized_contains(target: object, blob: object) -> bool:

@@ -1,21 +1,22 @@
 """Runs one task's verifier code and says what it returned.
 
+What few verdicts need is imported where they do: in a fresh interpreter, imports are most of a verdict's cost.
 A verdict is a dict: {"score", "components", "passed"}, or {"failed": "raised" | "returned", "text"}.
 """
 
 from __future__ import annotations
 
 import ast
-import asyncio
 import builtins
-import inspect
-import linecache
 import math
-import traceback
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+import types
 
 from .names import NAMES
+
+TYPE_CHECKING = False  # to import `typing` would cost more than all the rest
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from typing import Any
 
 FILE = "verifier_code.py"
 MAX_TEXT = 1500
@@ -37,7 +38,7 @@ def judge(code: str, final_answer: str | None, conversation: list[Any], env: Any
     except BadReturn as error:
         return {"failed": "returned", "text": str(error)[:MAX_TEXT]}
     except BaseException as error:
-        return {"failed": "raised", "text": describe(error)}
+        return {"failed": "raised", "text": describe(error, code)}
 
 
 def load(code: str) -> Callable[..., Any]:
@@ -46,7 +47,6 @@ def load(code: str) -> Callable[..., Any]:
     name = entry(tree)
     if name is None:
         raise BadReturn("the code defines no function `verify` or `validate_task`, and none that takes `env`")
-    linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
     namespace = {**NAMES, "__name__": "verifier_code", "__builtins__": builtins}
     exec(compile(tree, FILE, "exec", dont_inherit=True), namespace)
     function: Callable[..., Any] = namespace[name]
@@ -100,21 +100,39 @@ def assign(positional: Sequence[str], keyword_only: Sequence[str] = ()) -> dict[
 
 def call(function: Callable[..., Any], inputs: dict[str, Any]) -> Any:
     """Calls it with the inputs that it takes, and awaits what needs it."""
-    kinds: dict[Any, list[str]] = {}
-    for parameter in inspect.signature(function).parameters.values():
-        kinds.setdefault(parameter.kind, []).append(parameter.name)
-    empty = inspect.Parameter
-    places = [*kinds.get(empty.POSITIONAL_ONLY, ()), *kinds.get(empty.POSITIONAL_OR_KEYWORD, ())]
-    given = assign(places, kinds.get(empty.KEYWORD_ONLY, ()))
+    places, keyword_only, takes_more, takes_keywords = shape(function)
+    given = assign(places, keyword_only)
     positional = [inputs[given[name]] for name in places if name in given]
     keywords = {name: inputs[wanted] for name, wanted in given.items() if name not in places}
     rest = [name for name in INPUTS if name not in given.values()]
-    if empty.VAR_KEYWORD in kinds:
+    if takes_keywords:
         keywords.update({name: inputs[name] for name in rest})
-    elif empty.VAR_POSITIONAL in kinds:
+    elif takes_more:
         positional += [inputs[name] for name in rest]
     result = function(*positional, **keywords)
-    return asyncio.run(_wait(result)) if inspect.isawaitable(result) else result
+    if not isinstance(result, types.CoroutineType) and not hasattr(type(result), "__await__"):
+        return result
+    import asyncio
+
+    return asyncio.run(_wait(result))
+
+
+def shape(function: Any) -> tuple[list[str], list[str], bool, bool]:
+    """Parameters by place and by keyword alone, and whether there are `*` and `**`; a decorator's by what it wraps."""
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    if isinstance(function, types.FunctionType):
+        code = function.__code__
+        places, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+        names = list(code.co_varnames)
+        return names[:places], names[places:named], bool(code.co_flags & 4), bool(code.co_flags & 8)
+    import inspect
+
+    kinds: dict[str, list[str]] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        kinds.setdefault(parameter.kind.name, []).append(parameter.name)
+    by_place = kinds.get("POSITIONAL_ONLY", []) + kinds.get("POSITIONAL_OR_KEYWORD", [])
+    return by_place, kinds.get("KEYWORD_ONLY", []), "VAR_POSITIONAL" in kinds, "VAR_KEYWORD" in kinds
 
 
 async def _wait(result: Awaitable[Any]) -> Any:
@@ -152,9 +170,13 @@ def number(value: Any, what: str) -> float:
     return found
 
 
-def describe(error: BaseException) -> str:
+def describe(error: BaseException, code: str) -> str:
     """The tail of the traceback, from the code's own first line on."""
     try:
+        import linecache
+        import traceback
+
+        linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
         steps = error.__traceback__
         while steps is not None and steps.tb_frame.f_code.co_filename != FILE:
             steps = steps.tb_next
