@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.auth import prepare_auth, resolve_address
 from actors.host import Fault, Opened, RolloutHost
+from actors.reach import check_reachable, check_welcome
 from rollout_engine.clusters import HostHandle, MakePlan
 from rollout_engine.errors import HostError, HostLost, InputError, describe
 from rollout_engine.exchange import Reply, Request
@@ -23,8 +23,6 @@ from rollout_engine.version import VERSION
 
 log = logging.getLogger(__name__)
 
-CONNECT_S = 10.0
-"""A Ray address that does not take a connection within this is unreachable."""
 HOST_OPEN_S = 120.0
 """The longest that a host may take to come up on a node."""
 STOP_S = 30.0
@@ -105,6 +103,8 @@ class RayCluster:
             check_reachable(address)
         self._restore_auth = prepare_auth(address)
         try:
+            if ":" in address:
+                check_welcome(address)
             with _quiet():
                 ray.init(
                     address=address,
@@ -112,6 +112,9 @@ class RayCluster:
                     log_to_driver=False,
                     configure_logging=False,
                 )
+        except InputError:
+            self._restore_auth()
+            raise
         except Exception as error:
             self._restore_auth()
             raise InputError(
@@ -182,27 +185,6 @@ def node_alive(node_id: str) -> bool:
 
 def _alive_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-
-
-def check_reachable(address: str) -> None:
-    """Raises InputError where nothing listens at HOST:PORT; Ray itself would try for a long time."""
-    if address.startswith("ray://"):
-        raise InputError(
-            f"Ray Client addresses ({address}) are not supported",
-            where="ray",
-            fix="run on a node of the cluster, or with `ray job submit`",
-        )
-    host, _, port = address.rpartition(":")
-    if not port.isdigit():
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
-    except OSError as error:
-        raise InputError(
-            f"no Ray at {address}: {describe(error)}",
-            where="ray",
-            fix="check --ray and RAY_ADDRESS, or use --ray local",
-        ) from error
 
 
 @contextlib.contextmanager

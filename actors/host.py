@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import ray
 
+from rollout_engine import version
 from rollout_engine.errors import HostError, InputError, describe
 from rollout_engine.exchange import Reply, Request
 from rollout_engine.host import Host, HostPlan
 from rollout_engine.machine import raise_descriptor_limit
-from rollout_engine.version import VERSION
 
 
 class Fault(NamedTuple):
@@ -54,7 +54,8 @@ class RolloutHost:
             host = Host(self._plan, keys, on_expired=_leave)
             await host.open()
             self._host = host
-            return Opened(VERSION, os.getpid(), descriptors)
+            # Of the module: Ray sends this class by value, and with it the driver's own value of a plain constant.
+            return Opened(version.VERSION, os.getpid(), descriptors)
         except asyncio.CancelledError:
             raise
         except InputError as error:

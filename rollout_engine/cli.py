@@ -11,7 +11,16 @@ from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
-from rollout_engine.commands.console import BAD_INPUT, INTERRUPTED, SOME_FAILED, say, say_error, silence
+from rollout_engine.commands.console import (
+    BAD_INPUT,
+    INTERRUPTED,
+    OK,
+    SOME_FAILED,
+    accept_any_text,
+    say,
+    say_error,
+    silence,
+)
 from rollout_engine.errors import InputError, RunError
 from rollout_engine.version import VERSION
 
@@ -247,6 +256,7 @@ def doctor(config: Config = None, as_json: Json = False) -> int:
 
 def main() -> NoReturn:
     """The console script `rollout`."""
+    accept_any_text()
     try:
         code = _run_command()
     except BrokenPipeError:  # the reader of a pipe has seen enough
@@ -271,15 +281,16 @@ def _run_command() -> int:
         return INTERRUPTED
     except usage_error as error:
         return _say_usage(error)
-    return code if isinstance(code, int) else 0
+    return code if isinstance(code, int) else OK
 
 
 def _say_usage(error: Exception) -> int:
     """A wrong flag, in the form of every other error; no arguments at all: the help."""
     context = getattr(error, "ctx", None)
-    if type(error).__name__ == "NoArgsIsHelpError":
-        return 0
     message = error.format_message() if hasattr(error, "format_message") else str(error)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        typer.echo(message)
+        return OK
     path = context.command_path if context is not None else "rollout"
     say(f"error: {message}\n  see {path} --help")
     return BAD_INPUT

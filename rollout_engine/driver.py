@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -34,6 +34,8 @@ from rollout_engine.types import Boundary, Failure, KeySpace, RolloutRecord, Sta
 
 log = logging.getLogger(__name__)
 
+RECALLED_ROWS = 256
+"""Rows of earlier epochs that are read for a consumer at once."""
 TICK_S = 0.1
 """How often back-offs, breakers, leases and the watchdog are looked at."""
 EXCHANGE_GRACE_S = 10.0
@@ -59,6 +61,10 @@ class RunStore(Protocol):
 
     @property
     def done(self) -> Done: ...
+
+    def recall(self, keys: Sequence[int]) -> list[pa.RecordBatch]:
+        """The rows that earlier epochs committed for these keys. Called in a thread."""
+        ...
 
     def write(self, batches: list[pa.RecordBatch]) -> None:
         """Makes rows durable, and everything planned before them."""
@@ -237,7 +243,7 @@ class Driver:
             key
             for slot, opened in self._planner.open.items()
             if opened.owner is submission
-            for key in range(slot * self.space.per_slot, (slot + 1) * self.space.per_slot)
+            for key in self.space.slot_keys(slot)
         ]
         self.cancel(keys)
         submission.settle()
@@ -251,11 +257,16 @@ class Driver:
                 tasks = await submission.feed.take()
                 if not tasks:
                     break
+                before: list[int] = []
                 for task in tasks:
                     if self._scheduler.pending >= self.config.plan_ahead:
                         self._poke()
                         await self._room_to_plan()
-                    self._add(task, submission)
+                    before += self._add(task, submission)
+                    if len(before) >= RECALLED_ROWS:
+                        await self._recall(before, submission)
+                        before = []
+                await self._recall(before, submission)
                 self._poke()
         except Exception as error:
             submission.error = error
@@ -269,7 +280,16 @@ class Driver:
             self._plan_more.clear()
             await self._plan_more.wait()
 
-    def _add(self, task: Task, submission: Submission) -> None:
+    async def _recall(self, keys: list[int], submission: Submission) -> None:
+        """A reader of a resumed run gets the rows that it had before, so that its groups are whole."""
+        if keys and submission.stream is not None:
+            await self._room_to_plan()
+            for batch in await asyncio.to_thread(self._store.recall, keys):
+                if submission.stream is not None:
+                    submission.stream.put(batch, batch.num_rows, batch.nbytes)
+
+    def _add(self, task: Task, submission: Submission) -> list[int]:
+        """Plans a task; returns the keys that earlier epochs have rows for."""
         opened, groups = self._planner.add(task, submission.round, submission)
         self._progressed = self._loop.time()
         self.progress.before += self.space.per_slot - opened.left
@@ -278,6 +298,10 @@ class Driver:
         for tries in groups:
             self._scheduler.add_group(tries)
         self._bury()
+        if opened.left == self.space.per_slot:
+            return []
+        planned = {one.key for tries in groups for one in tries}
+        return [key for key in self.space.slot_keys(opened.slot) if key not in planned]
 
     # -- serving hosts ------------------------------------------------------------------------------------------
 
@@ -353,7 +377,8 @@ class Driver:
         waiting = self._waiting_calls.get(host, {})
         leases: dict[str, Lease] = {}
         # A new host says at once how much fits on it; until then it is granted nothing.
-        peer.starved, wait_s = False, HEARTBEAT_S if peer.link.stats else 0.0
+        heartbeat_s = min(HEARTBEAT_S, self.config.host.lease_s / 4)
+        peer.starved, wait_s = False, heartbeat_s if peer.link.stats else 0.0
         for index, name in enumerate(self.config.model_names):
             permits, tokens = -1, -1.0
             if name in self._permits:
@@ -427,6 +452,7 @@ class Driver:
             batch = batch.filter(pa.array(keep))
         self._progressed = now
         self._submit(batch, link, seq)
+        self._tell_breakers()
         self._bury()
 
     def _digest(self, key: int) -> str:

@@ -142,7 +142,10 @@ class RolloutEngine:
     # -- work ---------------------------------------------------------------------------------------------------
 
     async def rollouts(self, tasks: TaskSource, *, round: int | None = None) -> AsyncIterator[RolloutRecord]:
-        """Every rollout of the tasks as soon as it is committed, in the order of their endings."""
+        """Every rollout of the tasks as soon as it is committed, in the order of their endings.
+
+        In a resumed run also those that an earlier epoch committed, as soon as their task is submitted again.
+        """
         submission, stream = await self._submit(tasks, round, read=True)
         try:
             async for record in record_stream(stream):
@@ -153,7 +156,7 @@ class RolloutEngine:
     async def groups(self, tasks: TaskSource, *, round: int | None = None) -> AsyncIterator[Group]:
         """Every group (one task, one model) as soon as its k rollouts are committed.
 
-        Groups that an earlier epoch of a resumed run has finished come first.
+        In a resumed run also those that an earlier epoch has finished or begun: each group is whole.
         """
         submission, stream = await self._submit(tasks, round, read=True)
         try:

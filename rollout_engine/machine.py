@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import resource
+
+import pyarrow as pa
 
 from rollout_engine.errors import InputError
 
@@ -29,3 +32,13 @@ def check_descriptors(slots: int) -> None:
             where="host.slots",
             fix=f"raise it (ulimit -Hn {needed}, or LimitNOFILE), or lower host.slots",
         )
+
+
+def give_back_memory() -> None:
+    """Returns what allocators keep of freed memory to the system; without it a long run seems to grow for ever."""
+    pa.default_memory_pool().release_unused()
+    try:
+        trim = ctypes.CDLL(None).malloc_trim
+    except AttributeError:  # only glibc has it
+        return
+    trim(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,15 +16,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_engine.config import RunConfig
+from rollout_engine.machine import give_back_memory
 from rollout_engine.results import Run
 from rollout_engine.rewards import GROUPS, REWARDS, groups_table, rewards_table, summary
 from rollout_engine.scores import Kind, Scores
 from rollout_engine.store import Ledger, PlanLog, RunDir, RunStatus, RunWriter, create_run, open_run
 from rollout_engine.store.files import sync_directory, sync_file
+from rollout_engine.store.recall import Recall
 from rollout_engine.types import KeySpace
 
-CHUNK_SLOTS = 4096
+CHUNK_SLOTS = 1024
 """Slots whose rewards are computed at once: bounds the memory of a live table."""
+TRIM_S = 2.0
+"""How often freed memory is given back to the system."""
 LIVE_SHARE = 0.05
 """Live tables may take this part of the committer's time."""
 _AGAIN = frozenset({Kind.FAILED, Kind.CANCELLED, Kind.VERIFIER_ERROR})
@@ -44,7 +49,7 @@ class SlotNames:
         """(task ids, rounds) of all slots planned so far."""
         stop = len(self._plan)
         for start in range(self._known, stop, CHUNK_SLOTS):
-            entries = [self._plan.entry(slot) for slot in range(start, min(start + CHUNK_SLOTS, stop))]
+            entries = list(self._plan.entries(start, min(start + CHUNK_SLOTS, stop)))
             self._ids.append(pa.array([entry.task_id for entry in entries], pa.string()))
             self._rounds.append(pa.array([entry.round for entry in entries], pa.int32()))
         self._known = stop
@@ -81,9 +86,12 @@ class RunStore:
         self._planned_before = len(self._writer.plan)
         self._names = SlotNames(self._writer.plan)
         self._next_tables = time.monotonic() + run.info.config.store.live_tables_s
+        self._next_trim = 0.0
         self._rows_in_tables = self._writer.ledger.rows
         self.cost_usd = self._writer.ledger.cost_usd
         self.closed = False
+        self._recall: Recall | None = None
+        self._recalling = threading.Lock()
 
     @property
     def run_id(self) -> str:
@@ -111,6 +119,13 @@ class RunStore:
             return [(key, 0) for key in keys]
         return self._writer.ledger.todo(keys, self._again)
 
+    def recall(self, keys: Sequence[int]) -> list[pa.RecordBatch]:
+        """The rows that earlier epochs committed for these keys. Call it from a thread. Raises RunError."""
+        with self._recalling:
+            if self._recall is None:
+                self._recall = Recall(self._run.layout, self.space, self._planned_before)
+            return self._recall.rows(keys)
+
     def write(self, batches: list[pa.RecordBatch]) -> None:
         self._writer.commit(batches)
 
@@ -118,6 +133,9 @@ class RunStore:
         """Heartbeat, and live tables when they are due. Raises RunError where another driver has taken over."""
         self._writer.beat()
         now = time.monotonic()
+        if now >= self._next_trim:
+            self._next_trim = now + TRIM_S
+            give_back_memory()
         if now >= self._next_tables and self._writer.ledger.rows != self._rows_in_tables:
             self.write_tables()
             spent = time.monotonic() - now

@@ -102,6 +102,9 @@ class KeySpace(NamedTuple):
         """The dense number of the key's group: slot * m + model."""
         return key // self.k
 
+    def slot_keys(self, slot: int) -> range:
+        return range(slot * self.per_slot, (slot + 1) * self.per_slot)
+
     def group_keys(self, group: int) -> range:
         return range(group * self.k, (group + 1) * self.k)
 

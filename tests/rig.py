@@ -160,6 +160,7 @@ class Gate:
         finally:
             with self._lock:
                 self.inside -= 1
+                self._stopped = [each for each in self._stopped if each[1] is not future]
 
     def let(self, count: int) -> None:
         """Lets the first `count` that are inside go on."""

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+import rollout_engine
 from rollout_engine.specs import Task
+from tests.helpers import make_tasks, scripted
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -25,13 +27,23 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run in runs/a, where the documentation speaks of one."""
+    folder = tmp_path_factory.mktemp("docs")
+    models = [scripted("strong", skill=0.9), scripted("weak", skill=0.4)]
+    rollout_engine.run(make_tasks(3), models, k=2, ray="off", sandbox="none", run_dir=folder / "runs" / "a")
+    return folder
+
+
 @pytest.mark.parametrize(
     ("page", "number"), [(page, number) for page in PAGES for number in range(len(blocks(page, "python")))], ids=str
 )
-def test_a_python_block_runs_as_it_stands(page: Path, number: int, tmp_path: Path) -> None:
-    script = tmp_path / "block.py"
+def test_a_python_block_runs_as_it_stands(page: Path, number: int, place: Path) -> None:
+    script = place / "block.py"
     script.write_text(blocks(page, "python")[number])
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=120)
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from rollout_engine.commands.console import INTERRUPTED, OK, SOME_FAILED, say, say_error
 from rollout_engine.commands.display import LIVE_S, Display, NoteHandler
 from rollout_engine.engine import RolloutEngine
-from rollout_engine.errors import RunError
+from rollout_engine.errors import RunError, describe
 from rollout_engine.specs import Task
 
 DRAINING = "draining: what runs may end, nothing more is started; Ctrl-C again cancels it"
@@ -74,7 +74,8 @@ def carry_out(engine: RolloutEngine, batches: list[Batch], display: Display, ope
         return asyncio.run(_carry_out(engine, batches, display, handler, opened))
     except RunError as error:
         display.close()
-        say_error(error)
+        if not handler.has_said(describe(error)):
+            say_error(error)
         return SOME_FAILED
     finally:
         logger.removeHandler(handler)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
+from rollout_engine.commands.text import safe
 from rollout_engine.errors import InputError
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ def make_console(file: IO[str] | None = None) -> Console:
     return Console(
         file=file,
         width=None if terminal else PLAIN_WIDTH,
+        markup=False,  # a task id may look like it
         highlight=False,
         emoji=False,
         soft_wrap=False,
@@ -53,7 +56,7 @@ def _finite(value: Any) -> Any:
 def say(message: str) -> None:
     """A line for a person, on stderr. One write, so that lines of several threads do not mix."""
     try:
-        sys.stderr.write(message + "\n")
+        sys.stderr.write(safe(message) + "\n")
         sys.stderr.flush()
     except BrokenPipeError:
         silence(sys.stderr)
@@ -67,6 +70,13 @@ def say_error(error: BaseException) -> None:
         say(f"error: {where}{error.message}{fix}")
     else:
         say(f"error: {error}")
+
+
+def accept_any_text() -> None:
+    """What a stream cannot encode (a lone surrogate of a model, any `✓` in an old locale) is escaped, not raised."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def silence(stream: IO[str]) -> None:

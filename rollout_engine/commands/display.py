@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 LIVE_S = 0.25
 PLAIN_S = 5.0
-FIRST_PLAIN_S = 1.0
-"""The first plain line comes early, so that one sees that something happens."""
 
 
 class Display(Protocol):
@@ -50,7 +48,7 @@ class QuietDisplay:
     """Says nothing but notes: they may be why a run does not go on."""
 
     def note(self, message: str) -> None:
-        say(f"note: {message}")
+        say(message)
 
     def state(self, what: str) -> None:
         return None
@@ -63,25 +61,23 @@ class QuietDisplay:
 
 
 class PlainDisplay:
-    """A line every few seconds, for logs."""
+    """A line when something runs, and then every few seconds, for logs."""
 
     def __init__(self, title: str) -> None:
         self._next = 0.0
-        self._shown = (-1, -1)
+        self._shown = (0, 0)
         say(title)
 
     def note(self, message: str) -> None:
-        say(f"note: {message}")
+        say(message)
 
     def state(self, what: str) -> None:
         say(f"{what} …")
 
     def show(self, progress: Progress, now: float) -> None:
-        if not self._next:
-            self._next = now + FIRST_PLAIN_S
-        elif now >= self._next and self._shown != (progress.done, progress.running):
-            self._next = now + PLAIN_S
-            self._shown = (progress.done, progress.running)
+        counts = (progress.done, progress.running)
+        if now >= self._next and counts != self._shown:
+            self._next, self._shown = now + PLAIN_S, counts
             say(plain_line(progress))
 
     def close(self) -> None:
@@ -150,7 +146,7 @@ class LiveDisplay:
     def note(self, message: str) -> None:
         from rich.text import Text
 
-        self._console.print(Text(f"note: {message}", style="yellow"))
+        self._console.print(Text(text.safe(message), style="red" if message.startswith("error") else "yellow"))
 
     def state(self, what: str) -> None:
         self._state = what
@@ -209,10 +205,14 @@ class NoteHandler(logging.Handler):
         self._display, self._seen = display, set(seen)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.once(record.getMessage())
+        self.once(record.getMessage(), "error" if record.levelno >= logging.ERROR else "note")
 
-    def once(self, message: str) -> None:
+    def has_said(self, text: str) -> bool:
+        """Whether a note held this text: an error that ends a run is logged before it is raised."""
+        return any(text in message for message in self._seen)
+
+    def once(self, message: str, kind: str = "note") -> None:
         """A note, unless it was said before. Bounded: a run that goes wrong a million times says so in its counts."""
         if message not in self._seen and len(self._seen) < 1000:
             self._seen.add(message)
-            self._display.note(message)
+            self._display.note(f"{kind}: {message}")

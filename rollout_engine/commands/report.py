@@ -83,7 +83,7 @@ class Report:
         """For --json."""
         return {
             "run_id": self.run.run_id,
-            "run_dir": str(self.path),
+            "run_dir": str(self.path.absolute()),
             "status": self.status,
             "models": list(self.config.model_names),
             "k": self.config.k,

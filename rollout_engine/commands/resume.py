@@ -44,6 +44,7 @@ def resume(wanted: Wanted, *, as_json: bool, quiet: bool) -> int:
     config = _config(run, wanted)
     check_config(config)
     check_prices(config)
+    run.adopt(config)
     source = read_source(wanted.path)
     if source is not None:
         source = source.check(config, wanted.tasks_file)

@@ -12,7 +12,7 @@ import pyarrow as pa
 from rollout_engine.commands import text
 from rollout_engine.commands.console import OK, make_console, print_json
 from rollout_engine.commands.report import Report, read_report
-from rollout_engine.commands.tables import closing_lines, headline, missing_line, summary_parts, task_table
+from rollout_engine.commands.tables import closing_lines, fitting, headline, missing_line, print_summary, task_table
 from rollout_engine.rewards import groups_table, rewards_table
 
 MAX_TASKS = 40
@@ -58,14 +58,13 @@ def _show(report: Report, groups: pa.Table, found: pa.Table, limit: int) -> None
         rows, m = min(limit, len(found)), len(report.config.models)
         rounds = len(set(found["round"].to_pylist())) > 1
         shown = groups.slice(0, rows * m).to_pylist()
-        console.print(task_table(report, shown, found.slice(0, rows).to_pylist(), rounds))
+        rest = found.slice(0, rows).to_pylist()
+        console.print(fitting(console, lambda compact: task_table(report, shown, rest, rounds, compact)))
         if rows < len(found):
             console.print(f"… and {len(found) - rows:,} more (--all shows them, --csv and --json have them)")
         for line in _reasons(found):
             console.print(line, style="yellow")
-    for part in summary_parts(report.summary):
-        console.print()
-        console.print(part)
+    print_summary(console, report.summary)
     console.print()
     for each in closing_lines(report):
         console.print(each)

@@ -81,7 +81,7 @@ def _head(console: Console, row: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    console.print(Text(row["rollout_id"], "bold"))
+    console.print(Text(text.safe(row["rollout_id"]), "bold"))
     table = Table.grid(padding=(0, 3))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -103,7 +103,9 @@ def _facts(row: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
         may = "may succeed if run again" if row["retryable"] else "would fail again"
         yield (
             "failure",
-            Text(f"{row['failure_boundary']}:{row['failure_type']} ({may})\n{row['failure_message']}", "red"),
+            Text(
+                f"{row['failure_boundary']}:{row['failure_type']} ({may})\n{text.safe(row['failure_message'])}", "red"
+            ),
         )
     seconds = (row["ended_at"] - row["started_at"]).total_seconds()
     phases = ", ".join(f"{name} {text.took(row[f'{name}_s'])}" for name in PHASES if row[f"{name}_s"])
@@ -137,7 +139,9 @@ def _message(console: Console, message: Message, full: bool, turn: dict[str, Any
     console.print(Text.assemble((f"▌ {role}", f"bold {ROLE_STYLES.get(role, '')}".strip()), (note, "dim")))
     body = _content(message)
     if body:
-        console.print(Padding(Text(body if full else text.clip(body, CLIP_CHARS)), (0, 0, 0, 2), expand=False))
+        console.print(
+            Padding(Text(text.safe(body if full else text.clip(body, CLIP_CHARS))), (0, 0, 0, 2), expand=False)
+        )
     for call in message.get("tool_calls") or ():
         console.print(Padding(_call(call, full), (0, 0, 0, 2), expand=False))
 
@@ -158,8 +162,8 @@ def _call(call: Any, full: bool) -> RenderableType:
 
     function = call.get("function") or {} if isinstance(call, dict) else {}
     arguments = str(function.get("arguments", call))
-    shown = arguments if full else text.clip(arguments, CLIP_CHARS)
-    return Text.assemble(("→ ", "cyan"), (str(function.get("name", "?")), "bold cyan"), f"({shown})")
+    shown = text.safe(arguments if full else text.clip(arguments, CLIP_CHARS))
+    return Text.assemble(("→ ", "cyan"), (text.safe(str(function.get("name", "?"))), "bold cyan"), f"({shown})")
 
 
 def _verdict(console: Console, document: dict[str, Any]) -> None:
@@ -178,7 +182,7 @@ def _verdict(console: Console, document: dict[str, Any]) -> None:
     lines.append(f"score     {_score(document)}")
     lines += [f"  {name} = {value:g}" for name, value in document["score_components"].items()]
     if document["failure_boundary"] == "verifier":
-        lines.append(f"error     {document['failure_type']}: {document['failure_message']}")
+        lines.append(f"error     {document['failure_type']}: {text.one_line(document['failure_message'], 500)}")
     for line in lines:
         console.print(Text(f"  {line}"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from rollout_engine.commands import text
 from rollout_engine.commands.console import OK, make_console, print_json
 from rollout_engine.commands.report import Report, read_report, shown_path
 from rollout_engine.commands.rollout_view import print_rollout, rollout_document
-from rollout_engine.commands.tables import headline, missing_line, plain_table
+from rollout_engine.commands.tables import headline, missing_line, plain_table, shrink
 from rollout_engine.errors import InputError
 from rollout_engine.rewards import Kind
 from rollout_engine.store import RunDir
@@ -89,7 +90,7 @@ def _overview(report: Report, full: bool) -> None:
     for slot in range(rows):
         cells = [str(scores.rounds[slot])] if rounds else []
         marks = [_group(report, slot, model) for model in range(len(scores.models))]
-        table.add_row(*cells, str(scores.task_ids[slot]), *marks)
+        table.add_row(*cells, text.safe(str(scores.task_ids[slot])), *marks)
     console.print(table)
     if rows < len(scores.task_ids):
         console.print(f"… and {len(scores.task_ids) - rows:,} more (--full shows them)")
@@ -156,7 +157,9 @@ def _matching(ids: pa.ChunkedArray, task: str) -> Any:
     exact = pc.equal(ids, task).to_numpy()
     if exact.any():
         return exact
-    return pc.match_substring_regex(ids, f"^{fnmatch.translate(task)}").to_numpy()
+    matches = re.compile(fnmatch.translate(task)).match
+    chosen = [name for name in pc.unique(ids).to_pylist() if matches(name)]
+    return pc.is_in(ids, pa.array(chosen, pa.string())).to_numpy()
 
 
 def _list(run: RunDir, rows: pa.Table, full: bool) -> None:
@@ -172,6 +175,7 @@ def _list(run: RunDir, rows: pa.Table, full: bool) -> None:
     table.columns[-1].max_width, table.columns[-1].overflow = 60, "ellipsis"
     for row in shown.to_pylist():
         table.add_row(*([str(row["round"])] if rounds else []), *_line(row))
+    shrink(console, table, -1)
     console.print(table)
     if len(shown) < len(rows):
         console.print(f"… and {len(rows) - len(shown):,} more (--full shows them)")
@@ -185,10 +189,10 @@ def _line(row: dict[str, Any]) -> list[Text | str]:
 
     mark, style = _mark(row)
     why = f"{row['failure_boundary']}:{row['failure_type']}: {row['failure_message'] or ''}"
-    last = why if row["failure_type"] is not None else repr(row["final_answer"] or "")[1:-1]
+    last = why if row["failure_type"] is not None else row["final_answer"] or ""
     seconds = (row["ended_at"] - row["started_at"]).total_seconds()
     return [
-        Text(row["task_id"]),
+        Text(text.safe(row["task_id"])),
         row["model"],
         str(row["attempt"]),
         Text(f"{mark} {row['status']}", style),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rollout_engine.commands import text
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
+UNBOUNDED = 10_000
+"""Columns of a terminal that has room for everything."""
 STATUS_STYLES = {"finished": "green", "running": "cyan", "interrupted": "yellow", "failed": "red"}
 
 
@@ -20,9 +22,7 @@ def print_report(console: Console, report: Report) -> None:
     """All that is worth seeing at the end of a run, and what to do next."""
     console.print()
     console.print(headline(report))
-    for part in summary_parts(report.summary):
-        console.print()
-        console.print(part)
+    print_summary(console, report.summary)
     console.print()
     for line in closing_lines(report):
         console.print(line)
@@ -51,10 +51,30 @@ def headline(report: Report) -> RenderableType:
     return head
 
 
-def summary_parts(found: Summary) -> Iterator[RenderableType]:
-    yield model_table(found)
+def print_summary(console: Console, found: Summary) -> None:
+    """A line for each model, and for each pair of them."""
+    console.print()
+    console.print(fitting(console, lambda compact: model_table(found, compact)))
     if found.pairs:
-        yield pair_table(found)
+        console.print()
+        console.print(pair_table(found))
+
+
+def fitting(console: Console, make: Callable[[bool], Table]) -> Table:
+    """The full table where the terminal has room for it, else the compact one."""
+    table = make(False)
+    return table if natural_width(console, table) <= console.width else make(True)
+
+
+def natural_width(console: Console, table: Table) -> int:
+    """What a table would like to have."""
+    return table.__rich_measure__(console, console.options.update(width=UNBOUNDED)).maximum
+
+
+def shrink(console: Console, table: Table, column: int) -> None:
+    """Where a table is too wide, this column gives way, so that no other is cut."""
+    if natural_width(console, table) > console.width:
+        table.expand, table.columns[column].ratio, table.columns[column].max_width = True, 1, None
 
 
 def plain_table(*columns: str | tuple[str, str]) -> Table:
@@ -69,19 +89,18 @@ def plain_table(*columns: str | tuple[str, str]) -> Table:
     return table
 
 
-def model_table(found: Summary) -> Table:
-    """Strongest first, as they were given."""
-    k = found.k
+def model_table(found: Summary, compact: bool = False) -> Table:
+    """Strongest first, as they were given. Compact: without standard errors."""
+    k, shown = found.k, _value if compact else plus_minus
     several = [f"pass@{k}", f"pass^{k}"] if k > 1 else []
     troubles = [name for name in ("failed", "verifier_errors", "cancelled", "pending") if _any(found, name)]
     heads = [name.replace("verifier_errors", "verifier errors").replace("pending", "to do") for name in troubles]
     table = plain_table(("model", "left"), "valid", *heads, "mean score", "pass@1", *several, "learnability")
     for model in found.models:
         cells = [model.model, text.part(model.valid, model.requested)]
-        cells += [_trouble(getattr(model, name)) for name in troubles]
-        cells += [plus_minus(model.mean_score), plus_minus(model.pass_at_1)]
-        cells += [plus_minus(each) for each in _several(model, k)]
-        table.add_row(*cells, plus_minus(model.learnability))
+        cells += [text.whole(getattr(model, name)) for name in troubles]
+        cells += [shown(each) for each in (model.mean_score, model.pass_at_1, *_several(model, k), model.learnability)]
+        table.add_row(*cells)
     return table
 
 
@@ -89,12 +108,12 @@ def _any(found: Summary, name: str) -> bool:
     return any(getattr(model, name) for model in found.models)
 
 
-def _trouble(count: int) -> str:
-    return text.whole(count) if count else text.MISSING
-
-
 def _several(model: ModelSummary, k: int) -> list[Estimate]:
     return [model.pass_at_k, model.pass_all_k] if k > 1 else []
+
+
+def _value(estimate: Estimate) -> str:
+    return text.score(estimate.value)
 
 
 def plus_minus(estimate: Estimate) -> str:
@@ -173,18 +192,20 @@ def steps_table(steps: list[tuple[str, str]]) -> RenderableType:
     return table
 
 
-def task_table(report: Report, groups: list[dict[str, Any]], rewards: list[dict[str, Any]], rounds: bool) -> Table:
+def task_table(
+    report: Report, groups: list[dict[str, Any]], rewards: list[dict[str, Any]], rounds: bool, compact: bool = False
+) -> Table:
     """One line per task and round: `groups` are the m rows of each of `rewards`, in the same order."""
     names = report.config.model_names
     pair = ["separation", f"{report.config.rewards.confidence * 100:g} % interval"] if len(names) > 1 else []
     first: list[str | tuple[str, str]] = [*(["round"] if rounds else []), ("task", "left")]
-    learnability = [f"learnability\nof {name}" for name in names]
+    learnability = [f"learn.\n{name}" if compact else f"learnability\nof {name}" for name in names]
     table = plain_table(*first, *learnability, *pair, "reward", "coverage")
     table.columns[len(first) - 1].max_width = 48
     table.columns[len(first) - 1].overflow = "ellipsis"
     for row, reward in enumerate(rewards):
         mine = groups[row * len(names) : (row + 1) * len(names)]
-        cells = [*([str(reward["round"])] if rounds else []), reward["task_id"]]
+        cells = [*([str(reward["round"])] if rounds else []), text.safe(reward["task_id"])]
         cells += [text.score(group["learnability"]) for group in mine]
         if pair:
             cells += [text.score(reward["separation"]), interval(reward["separation_low"], reward["separation_high"])]

@@ -48,7 +48,7 @@ def _show(found: TaskFile, findings: list[Finding], tried: int) -> None:
     table.add_column(overflow="fold")
     for finding in findings[:MAX_SHOWN]:
         severity = Text(finding.severity, style=STYLES[finding.severity])
-        table.add_row(severity, Text(finding.task_id), Text(finding.what))
+        table.add_row(severity, Text(text.safe(finding.task_id)), Text(text.safe(finding.what)))
     if findings:
         console.print(table)
     if len(findings) > MAX_SHOWN:

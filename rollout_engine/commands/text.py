@@ -7,6 +7,11 @@ from collections.abc import Mapping
 
 MISSING = "–"
 """What stands where there is no value: never 0."""
+_DRAWN = {
+    **{code: 0x2400 + code for code in range(0x20) if code not in (0x09, 0x0A)},
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
 _UNITS = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -97,6 +102,11 @@ def kinds(counts: Mapping[str, int], most: int = 3) -> str:
     return f"{shown}, and {rest} other kind{'s' if rest > 1 else ''}" if rest > 0 else shown
 
 
+def safe(text: str) -> str:
+    """Text of a model or a task for a terminal: control characters are drawn (`␛`), so that none is obeyed."""
+    return text.translate(_DRAWN)
+
+
 def clip(text: str, limit: int) -> str:
     """At most `limit` characters, with a word on how many are left out."""
     if len(text) <= limit:
@@ -106,5 +116,5 @@ def clip(text: str, limit: int) -> str:
 
 def one_line(text: str, limit: int) -> str:
     """The beginning of a text on one line."""
-    flat = " ".join(text[: limit * 8].split())
+    flat = safe(" ".join(text[: limit * 8].split()))
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 from rollout_engine.errors import InputError, RunError
 from rollout_engine.schema import (
     IDENTITY,
-    LOG,
     METADATA,
     ROLLOUTS,
     TURNS,
@@ -27,7 +26,7 @@ from rollout_engine.store.compact import current_parts, sort_turns, turns_of
 from rollout_engine.store.files import reading
 from rollout_engine.store.layout import Layout
 from rollout_engine.store.ledger import COLUMNS, Ledger
-from rollout_engine.store.scan import Placed, read_segment, scan_placed
+from rollout_engine.store.scan import Placed, read_batch, scan_placed
 from rollout_engine.store.traces import TraceReader
 from rollout_engine.store.winners import winning
 from rollout_engine.types import KeySpace, Turn
@@ -126,7 +125,7 @@ def _log_turns(layout: Layout, space: KeySpace, rollout_id: str) -> list[Turn]:
     found: list[Placed] = []
     for placed in scan_placed(layout, space, (*COLUMNS, *IDENTITY)):
         rows = placed.rows.filter(pc.equal(rollout_ids(placed.rows), rollout_id))
-        found += [Placed(placed.path, placed.number, rows.slice(row, 1)) for row in range(len(rows))]
+        found += [Placed(placed.path, placed.offset, rows.slice(row, 1)) for row in range(len(rows))]
     if not found:
         raise InputError(
             f"there is no rollout {rollout_id!r}", where=str(layout.root), fix="ids: see rollouts.rollout_id"
@@ -136,8 +135,7 @@ def _log_turns(layout: Layout, space: KeySpace, rollout_id: str) -> list[Turn]:
     ledger.add(together)
     winner = found[ledger.take(together).tolist().index(True)]
     nth = sum(1 for placed in found[: found.index(winner)] if placed[:2] == winner[:2])
-    batches = read_segment(winner.path, LOG.names)
-    batch = next(batch for number, batch in enumerate(batches) if number == winner.number)
+    batch = read_batch(winner.path, winner.offset)
     return _row_turns(layout, batch.filter(pc.equal(rollout_ids(batch), rollout_id)).slice(nth, 1))
 
 

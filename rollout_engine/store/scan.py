@@ -45,7 +45,8 @@ class Placed(NamedTuple):
     """A batch of a segment, and where it stands there."""
 
     path: Path
-    number: int
+    offset: int
+    """Of its message in the file."""
     rows: pa.RecordBatch
 
 
@@ -64,10 +65,10 @@ def scan_placed(layout: Layout, space: KeySpace, columns: Sequence[str]) -> Iter
     wanted = list(columns)
     for segment in segments(layout):
         stop = limits.get(segment.epoch)
-        for number, batch in enumerate(read_segment(segment.path, dict.fromkeys((*wanted, "key")))):
+        for offset, batch in _read_placed(segment.path, dict.fromkeys((*wanted, "key"))):
             kept = batch if stop is None else _below(batch, stop * space.per_slot)
             if len(kept):
-                yield Placed(segment.path, number, kept.select(wanted))
+                yield Placed(segment.path, offset, kept.select(wanted))
 
 
 def _below(batch: pa.RecordBatch, stop: int) -> pa.RecordBatch:
@@ -77,6 +78,20 @@ def _below(batch: pa.RecordBatch, stop: int) -> pa.RecordBatch:
 
 def read_segment(path: Path, columns: Iterable[str]) -> Iterator[pa.RecordBatch]:
     """The whole batches of one segment; a torn last one was never acknowledged and is left out."""
+    return (batch for _, batch in _read_placed(path, columns))
+
+
+def read_batch(path: Path, offset: int) -> pa.RecordBatch:
+    """The whole batch whose message starts there. Raises RunError."""
+    with reading(path), pa.OSFile(str(path)) as source:
+        source.seek(offset)
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), LOG)
+        batch.validate(full=True)
+        return batch
+
+
+def _read_placed(path: Path, columns: Iterable[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Batches with the offsets of their messages."""
     names = list(columns)
     with reading(path), path.open("rb") as file:
         if not path.stat().st_size:
@@ -99,7 +114,7 @@ def read_segment(path: Path, columns: Iterable[str]) -> Iterator[pa.RecordBatch]
         except (OSError, pa.ArrowException) as error:
             _end_or_raise(path, source, position, error)
             return
-        yield batch.select(names)
+        yield position, batch.select(names)
 
 
 def _open(path: Path, source: pa.NativeFile, columns: Sequence[str]) -> pa.RecordBatchReader | None:

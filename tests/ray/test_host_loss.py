@@ -42,21 +42,6 @@ async def test_a_run_goes_on_by_itself_when_its_host_is_killed(shared_ray: Share
     await until(lambda: not shared_ray.host_pids() and not alive([another]), "no host is left")
 
 
-async def test_every_host_may_be_killed_once(shared_ray: SharedRay, tmp_path: Path) -> None:
-    config = make_config(
-        scripted(skill=0.5, latency_ms=150), ray="auto", hosts_per_node=2, k=5, seed=3, host={"slots": 10}
-    )
-    async with asyncio.timeout(60), RolloutEngine(config=config, run_dir=tmp_path / "run") as engine:
-        hosts = shared_ray.host_pids()
-        run = asyncio.create_task(engine.finish(make_tasks(TASKS)))
-        for number, host in enumerate(hosts, 1):
-            await until(lambda so_far=30 * number: engine.progress.done >= so_far, "the run goes on")
-            kill_process(host)
-        await run
-        await engine.close()
-        assert essence(engine.tables().rollouts) == await undisturbed(config, TASKS)
-
-
 async def test_a_host_that_falls_silent_is_given_up_and_ended(
     shared_ray: SharedRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

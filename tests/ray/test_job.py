@@ -1,0 +1,95 @@
+"""A run submitted to a cluster with `ray job submit` uses that cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rollout_engine.store.rundir import open_run, read_rollouts
+from tests.helpers import make_config
+from tests.ray.rays import ROOT, alive, blocking_until, descendants
+
+pytestmark = pytest.mark.ray
+
+RAY = Path(sys.executable).with_name("ray")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    """Of a head with its job server, which runs as long as the test: RAY_ADDRESS is the server's."""
+    folder, port, agent = Path(tempfile.mkdtemp(prefix="ray-test-")), free_port(), free_port()
+    (folder / "token").write_text(secrets.token_hex(16))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token"), "PYTHONPATH": str(ROOT)}
+    # The standard ones are those of any other Ray on this machine.
+    ports = [
+        f"--port={free_port()}",
+        f"--dashboard-port={port}",
+        f"--dashboard-agent-listen-port={agent}",
+        f"--ray-client-server-port={free_port()}",
+    ]
+    small = ["--num-cpus=2", f"--object-store-memory={80 * 2**20}", f"--temp-dir={folder}"]
+    with (folder / "log").open("w") as log:
+        head = subprocess.Popen(
+            [RAY, "start", "--head", "--block", "--include-dashboard=true", *ports, *small],
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        ready = (port, agent)
+        blocking_until(lambda: all(map(listens, ready)) or head.poll() is not None, "the job server listens", 60)
+        assert head.poll() is None, (folder / "log").read_text()
+        yield {**environment, "RAY_ADDRESS": f"http://127.0.0.1:{port}"}
+    finally:
+        below = [head.pid, *descendants(head.pid)]
+        for pid in below:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        head.wait()
+        blocking_until(lambda: not alive(below), "the head has ended", 30)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        return True
+    return False
+
+
+def test_a_submitted_driver_runs_on_the_cluster_it_was_submitted_to(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    config = make_config(ray="auto").model_dump(mode="json", exclude_defaults=True)
+    orders = json.dumps({"config": config, "tasks": 3, "run_dir": str(tmp_path / "run")})
+    submitted = subprocess.run(
+        [RAY, "job", "submit", "--", sys.executable, "-m", "tests.ray.drive", orders],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+    assert re.search(r"(?m)^rows 3$", submitted.stdout), submitted.stdout
+    assert "Started a local Ray" not in submitted.stdout
+    assert read_rollouts(tmp_path / "run").num_rows == 3
+    assert open_run(tmp_path / "run").info.status == "finished"
