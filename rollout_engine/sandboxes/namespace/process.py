@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rollout_engine.errors import SandboxStartError
+from rollout_engine.sandboxes.namespace import isolated
 from rollout_engine.sandboxes.namespace.channel import Channel
 from rollout_engine.sandboxes.namespace.helper.wire import Closed, Message
 from rollout_engine.sandboxes.namespace.reaper import reap
 
 START_S = 20.0
 STOP_S = 10.0
-
-_CODE = "import sys; sys.path.insert(0, {path!r}); from helper.launcher import main; main({fd})"
 
 
 class LauncherProcess:
@@ -30,9 +27,8 @@ class LauncherProcess:
         self.fatal = ""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            code = _CODE.format(path=str(Path(__file__).parent), fd=theirs.fileno())
             self._popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", code],
+                isolated.command("launcher", theirs.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

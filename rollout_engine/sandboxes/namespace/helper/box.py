@@ -6,9 +6,9 @@ import os
 import socket
 from typing import Any, NoReturn
 
-from . import limits, root, users, wire
-from . import syscalls as sys
-from .supervisor import Supervisor
+from rollout_engine.sandboxes.namespace.helper import limits, root, users, wire
+from rollout_engine.sandboxes.namespace.helper import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper.supervisor import Supervisor
 
 BOUNDING = (
     sys.CAP_CHOWN, sys.CAP_DAC_OVERRIDE, sys.CAP_FOWNER, sys.CAP_FSETID, sys.CAP_KILL, sys.CAP_SETGID,

@@ -16,11 +16,11 @@ import sys as python
 import time
 from typing import Any, NamedTuple, NoReturn
 
-from . import hostlayer, layers, limits, wire
-from . import syscalls as sys
-from .identity import Identities, Identity, become_user_root, write_maps
-from .nursery import Nursery
-from .stage import Stage
+from rollout_engine.sandboxes.namespace.helper import hostlayer, layers, limits, wire
+from rollout_engine.sandboxes.namespace.helper import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper.identity import Identities, Identity, become_user_root, write_maps
+from rollout_engine.sandboxes.namespace.helper.nursery import Nursery
+from rollout_engine.sandboxes.namespace.helper.stage import Stage
 
 _SWEEP_S = 0.5
 _NEEDLESS = (

@@ -12,8 +12,8 @@ import signal
 import socket
 from typing import NoReturn
 
-from . import box, wire
-from . import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper import box, wire
+from rollout_engine.sandboxes.namespace.helper import syscalls as sys
 
 _CLONE_PARENT = 0x8000
 
