@@ -21,18 +21,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes import files
 from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, SNAPSHOT, JobStatus, Recipe, SandboxSpec
-from rollout_engine.sandboxes.local_stream import LocalStream, open_stream
 from rollout_engine.sandboxes.locallayer import Layer
+from rollout_engine.sandboxes.paired_stream import PairedStream, open_stream
 from rollout_engine.sandboxes.preparing import Together, carry_out, recipe_name
 from rollout_engine.sandboxes.process import Program, kill_marked
 from rollout_engine.types import ExecResult
 
 T = TypeVar("T")
+LocalStream: TypeAlias = "PairedStream[Program | ExecResult]"
 
 MARK = "ROLLOUT_SANDBOX"
 CLOSE_S = 20.0
@@ -297,7 +298,8 @@ class LocalSandbox:
         self._streams.add(stream)
         return stream
 
-    async def _end_stream(self, stream: LocalStream, program: Program | ExecResult) -> None:
+    async def _end_stream(self, stream: LocalStream) -> None:
+        program = stream.program
         self._streams.discard(stream)
         if isinstance(program, Program) and self._closing is None:
             await program.end()

@@ -96,8 +96,9 @@ class Command:
 
     def __init__(
         self, channel: Channel, argv: Sequence[str], *, stdin: bytes | None, cwd: str | None,
-        env: Mapping[str, str], user: str | None, keep: bool = False,
+        env: Mapping[str, str], user: str | None, keep: bool = False, talk: int | None = None,
     ) -> None:  # fmt: skip
+        """`talk`: a descriptor that becomes its standard input and output; the caller closes it."""
         loop = asyncio.get_running_loop()
         self._channel, self._argv, self._cwd, self._keep = channel, list(argv), cwd, keep
         self.ended: asyncio.Future[ExecResult] = loop.create_future()
@@ -105,9 +106,10 @@ class Command:
         self.stdout, self.stderr = _Stream(loop), _Stream(loop)
         source = _stdin(stdin)
         fds = (source, self.stdout.write_end, self.stderr.write_end)
+        passed = fds if talk is None else (talk, talk, self.stderr.write_end)
         header = {"op": "exec", "argv": self._argv, "cwd": cwd, "env": dict(env), "user": user, "keep": keep}
         try:
-            reply = channel.request(header, b"", fds)
+            reply = channel.request(header, b"", passed)
         finally:
             for fd in fds:
                 os.close(fd)

@@ -19,6 +19,7 @@ from rollout_engine.sandboxes.namespace.channel import Channel
 from rollout_engine.sandboxes.namespace.command import Command
 from rollout_engine.sandboxes.namespace.helper.files import MAX_INLINE
 from rollout_engine.sandboxes.namespace.helper.wire import Closed, Message
+from rollout_engine.sandboxes.paired_stream import PairedStream, open_stream
 from rollout_engine.types import ExecResult
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class NamespaceSandbox:
         self.channel = Channel(sock, self._on_event, self._on_channel_end)
         self.limits_enforced = "none"
         self._jobs: dict[str, Command] = {}
+        self._streams: set[PairedStream[Command]] = set()
         self._closing: asyncio.Task[None] | None = None
         self._why = "the sandbox ended by itself, or was killed from outside"
 
@@ -85,14 +87,14 @@ class NamespaceSandbox:
 
     def _start(
         self, argv: Sequence[str], stdin: bytes | None, cwd: str | None, env: Mapping[str, str] | None,
-        user: str | None, *, keep: bool,
+        user: str | None, *, keep: bool, talk: int | None = None,
     ) -> Command:  # fmt: skip
         self._check_alive()
         if not argv:
             raise ValueError("a command needs at least its program")
         where = None if cwd is None else self._path(cwd)
         variables = {**self.spec.env, **(env or {})}
-        return Command(self.channel, argv, stdin=stdin, cwd=where, env=variables, user=user, keep=keep)
+        return Command(self.channel, argv, stdin=stdin, cwd=where, env=variables, user=user, keep=keep, talk=talk)
 
     def _outcome(self, command: Command) -> ExecResult:
         try:
@@ -186,7 +188,10 @@ class NamespaceSandbox:
 
     async def poll(self, job: str) -> JobStatus:
         self._check_alive()
-        command = self._jobs[job]
+        return self._status(self._jobs[job])
+
+    def _status(self, command: Command) -> JobStatus:
+        self._check_alive()
         if command.ended.done():
             result = self._outcome(command)
             return JobStatus(result.exit_code, result.stdout, result.stderr)
@@ -196,6 +201,26 @@ class NamespaceSandbox:
     async def stop(self, job: str) -> None:
         self._check_alive()
         await self._kill(self._jobs[job])
+
+    async def connect(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> PairedStream[Command]:
+        stream = await open_stream(
+            lambda end: self._start(argv, None, cwd, env, user, keep=True, talk=end), self._status, self._end_stream
+        )
+        self._streams.add(stream)
+        return stream
+
+    async def _end_stream(self, stream: PairedStream[Command]) -> None:
+        self._streams.discard(stream)
+        with contextlib.suppress(SandboxDied):
+            self._check_alive()
+            await self._kill(stream.program)
 
     # Handing over.
 
@@ -234,8 +259,9 @@ class NamespaceSandbox:
         else:
             self._launcher.channel.send({"op": "destroy", "box": self.box, "id": 0})
         self.channel.close()
-        for job in self._jobs.values():
-            job.abandon()
+        for command in (*self._jobs.values(), *(stream.program for stream in self._streams)):
+            command.abandon()
+        await asyncio.gather(*(stream.cut() for stream in self._streams))
         await asyncio.wait({self._ended}, timeout=KILL_GRACE_S)
         self._provider.forget(self)
 

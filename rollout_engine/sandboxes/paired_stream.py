@@ -1,4 +1,4 @@
-"""A program of the `local` sandbox to talk to: a socket pair is its standard input and output."""
+"""A program to talk to whose standard input and output are one end of a socket pair; the host has the other."""
 
 from __future__ import annotations
 
@@ -6,24 +6,25 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 from rollout_engine.sandboxes.base import MAX_CHUNK_BYTES, JobStatus
-from rollout_engine.sandboxes.process import Program
-from rollout_engine.types import ExecResult
+
+P = TypeVar("P")
 
 
-class LocalStream:
-    """Both ends of the talk; made by `open_stream`."""
+class PairedStream(Generic[P]):
+    """The host's end of the talk with a program, as its backend knows it (`P`); made by `open_stream`."""
 
     def __init__(
         self,
-        program: Program | ExecResult,
+        program: P,
         ends: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        status: Callable[[Program | ExecResult], JobStatus],
-        kill: Callable[[LocalStream, Program | ExecResult], Awaitable[None]],
+        status: Callable[[P], JobStatus],
+        kill: Callable[[PairedStream[P]], Awaitable[None]],
     ) -> None:
         """`status` and `kill` are the sandbox's: it knows whether it lives, and which processes are its own."""
-        self._program, self._status, self._kill = program, status, kill
+        self.program, self._status, self._kill = program, status, kill
         self._reader, self._writer = ends
         self._cut = False
 
@@ -33,11 +34,11 @@ class LocalStream:
             chunk = await self._reader.read(MAX_CHUNK_BYTES)
             if chunk:
                 return chunk
-        self._status(self._program)
+        self._status(self.program)
         return b""
 
     async def write(self, data: bytes) -> None:
-        self._status(self._program)
+        self._status(self.program)
         try:
             if not self._cut:
                 self._writer.write(data)
@@ -45,15 +46,15 @@ class LocalStream:
         except ConnectionError as error:
             raise BrokenPipeError("the program reads no further") from error
         if self._cut:  # also by somebody else, while this waited
-            self._status(self._program)
+            self._status(self.program)
             raise BrokenPipeError("the stream is closed")
 
     async def poll(self) -> JobStatus:
-        return self._status(self._program)
+        return self._status(self.program)
 
     async def close(self) -> None:
         await self.cut()
-        await self._kill(self, self._program)
+        await self._kill(self)
 
     async def cut(self) -> None:
         """Ends both streams and leaves the program to whoever calls."""
@@ -64,17 +65,21 @@ class LocalStream:
 
 
 async def open_stream(
-    spawn: Callable[[int], Program | ExecResult],
-    status: Callable[[Program | ExecResult], JobStatus],
-    kill: Callable[[LocalStream, Program | ExecResult], Awaitable[None]],
-) -> LocalStream:
+    spawn: Callable[[int], P],
+    status: Callable[[P], JobStatus],
+    kill: Callable[[PairedStream[P]], Awaitable[None]],
+) -> PairedStream[P]:
     """Starts the program with its end of a socket pair: half the descriptors of two pipes, and flow control."""
     ours, theirs = socket.socketpair()
-    try:
-        with theirs:
-            program = spawn(theirs.fileno())
-        ends = await asyncio.open_unix_connection(sock=ours)
-    except BaseException:
-        ours.close()
-        raise
-    return LocalStream(program, ends, status, kill)
+    with theirs:
+        try:
+            ends = await asyncio.open_unix_connection(sock=ours)
+        except BaseException:
+            ours.close()
+            raise
+        try:
+            program = spawn(theirs.fileno())  # and no await after it: nothing can cancel a program that nobody holds
+        except BaseException:
+            ends[1].transport.abort()
+            raise
+    return PairedStream(program, ends, status, kill)
