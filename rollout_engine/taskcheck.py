@@ -1,4 +1,7 @@
-"""Tries each task's verifier on answers that no good verifier passes, and on the task's own solution."""
+"""Tries each task's verifier on answers that no good verifier passes, and on the task's own solution.
+
+Verifiers that judge a sandbox are the dry run's (dryrun.py).
+"""
 
 from __future__ import annotations
 
@@ -33,71 +36,64 @@ class Finding:
     severity: Severity = "error"
 
 
-@dataclass(frozen=True, slots=True)
-class _Trial:
-    workshop: Workshop
-    timeout_s: float
-
-
-async def check_verifiers(tasks: Iterable[Task] | AsyncIterable[Task], *, timeout_s: float = 10.0) -> list[Finding]:
+async def check_verifiers(
+    tasks: Iterable[Task] | AsyncIterable[Task],
+    *,
+    timeout_s: float = 10.0,
+) -> list[Finding]:
     """The findings about all tasks, in their order. See `find_problems`."""
     return [finding async for finding in find_problems(tasks, timeout_s=timeout_s)]
 
 
 async def find_problems(
-    tasks: Iterable[Task] | AsyncIterable[Task], *, timeout_s: float = 10.0
+    tasks: Iterable[Task] | AsyncIterable[Task],
+    *,
+    timeout_s: float = 10.0,
 ) -> AsyncIterator[Finding]:
     """Verifiers that raise, hang, pass an empty, a very long or a garbage answer, or fail their own solution.
 
-    `timeout_s` bounds one verdict. Verifiers that judge a sandbox are not tried, and a note says so: dryrun.py does.
+    Only verifiers that need no sandbox are run; a note says where one was not. `timeout_s` bounds one verdict.
     """
-    trial = _Trial(Workshop(None), timeout_s)
+    workshop = Workshop()
     try:
         if isinstance(tasks, AsyncIterable):
             async for task in tasks:
-                for finding in await _check(task, trial):
+                for finding in await _check(task, workshop, timeout_s):
                     yield finding
         else:
             for task in tasks:
-                for finding in await _check(task, trial):
+                for finding in await _check(task, workshop, timeout_s):
                     yield finding
     finally:
-        await trial.workshop.close()
+        await workshop.close()
 
 
-async def _check(task: Task, trial: _Trial) -> list[Finding]:
+async def _check(task: Task, workshop: Workshop, timeout_s: float) -> list[Finding]:
     try:
-        verifier = make_verifier(task.verifier or {}, timeout_s=trial.timeout_s, workshop=trial.workshop)
+        verifier = make_verifier(task.verifier or {}, timeout_s=timeout_s, workshop=workshop)
     except InputError as error:
         return [Finding(task.task_id, f"the verifier cannot be made: {error}")]
     if takes_sandbox(verifier):
         return [Finding(task.task_id, "the verifier needs a sandbox: --dry-run tries it", "note")]
+    tries = [(name, answer, False) for name, answer in BAD_ANSWERS.items()]
+    if task.answer is not None:
+        tries.append(("the task's own solution", task.answer, True))
     findings = []
-    for name, answer, right in _tries(task):
-        what = await _try(task, verifier, answer, right, trial.timeout_s)
+    for name, answer, right in tries:
+        what = await _try(task, verifier, answer, right, timeout_s)
         if what is not None:
             findings.append(Finding(task.task_id, f"{what} {name}"))
     return findings
 
 
-def _tries(task: Task) -> list[tuple[str, str, bool]]:
-    """What is tried: its name, the final answer, and whether it is right."""
-    tries = [(name, answer, False) for name, answer in BAD_ANSWERS.items()]
-    if task.answer is not None:
-        tries.append(("the task's own solution", task.answer, True))
-    return tries
-
-
 async def _try(task: Task, verifier: Verifier, answer: str, right: bool, timeout_s: float) -> str | None:
     """What the verifier does wrong about an answer, as a verb; None where it does right."""
-    # Its own limit comes first, unless it keeps none.
-    limit_s = timeout_s * 2
-    limit = asyncio.timeout(limit_s)
+    limit = asyncio.timeout(timeout_s * 2)  # its own limit comes first, unless it keeps none
     try:
         async with limit:
             score = await verifier.verify(task, _trajectory(task, answer), None)
     except TimeoutError as error:
-        return f"does not end within {limit_s:g} s on" if limit.expired() else f"raises {describe(error)!r} on"
+        return f"does not end within {timeout_s * 2:g} s on" if limit.expired() else f"raises {describe(error)!r} on"
     except Exception as error:  # whatever a verifier raises is the finding
         return f"raises {type(error).__name__} ({describe(error)}) on"
     if not math.isfinite(score.value):
