@@ -24,7 +24,7 @@ def check(path: Path, config: Path | None, limit: int | None, *, dry_run: bool, 
     """Exit code 1 where a verifier is wrong. Raises InputError where the file is."""
     run = load_config(config)
     found = check_tasks(path, run)
-    findings = asyncio.run(_findings(path, limit, run.sandbox))
+    findings = asyncio.run(_findings(path, limit))
     if dry_run:
         findings += asyncio.run(collect(islice(read_tasks(path), limit), run))
     errors = sum(finding.severity == "error" for finding in findings)
