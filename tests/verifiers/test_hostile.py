@@ -154,7 +154,7 @@ class TestLeaks:
             "import re, json\nre.match = re.findall = json.dumps = json.loads = None\nreturn 1.0",
             "sys.modules.clear()\nsys.path.insert(0, '/tmp')\nreturn 1",
             "os.environ['X'] = 'leaked'\nopen('/tmp/leak', 'w').write('1')\nreturn 1",
-            "judging = sys.modules['judging.runner']\njudging.judge = lambda *a: {'score': 1}\nreturn 1",
+            "judging = sys.modules['rollout_engine.verifiers.code.judging.runner']\njudging.judge = lambda *a: {'score': 1}\nreturn 1",
             "import helper.wire as w\nw.send = None\nreturn 1",
         ],
     )

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 
-from . import runner
+from rollout_engine.verifiers.code.judging import runner
 
 TYPE_CHECKING = False  # to import `typing` would cost more than all the rest
 if TYPE_CHECKING:
