@@ -110,6 +110,7 @@ class Driver:
         self._budgets = Budgets(config.models)
         self._peers: dict[str, _Peer] = {}
         self._submissions: list[Submission] = []
+        self._replacing = 0
         self._draining = False
         self._spent = False
         self._fatal: BaseException | None = None
@@ -190,6 +191,7 @@ class Driver:
             submission.fail(self._fatal)
             return
         self._submissions.append(submission)
+        self._check_budget()
         submission.planning = self._spawn(self._plan(submission), "plan")
 
     def cancel(self, keys: Iterable[int]) -> None:
@@ -483,14 +485,25 @@ class Driver:
         del self._peers[host]
         self.progress.hosts = len(self._peers)
         self._recover(None, self._scheduler.lost(host), ())
-        self._spawn(self._replace(host), f"replace {host}")
+        if not self._over.is_set():
+            self._spawn(self._replace(host), f"replace {host}")
 
     async def _replace(self, host: str) -> None:
-        handle = await self._cluster.replace(host)
-        if handle is not None:
+        handle, why = None, ""
+        self._replacing += 1
+        try:
+            handle = await self._cluster.replace(host)
+        except Exception as error:  # the others go on without it
+            why = f": {describe(error)}"
+            self._note(f"host {host} could not be replaced{why}")
+        finally:
+            self._replacing -= 1
+        if handle is not None and self._over.is_set():
+            await handle.stop()
+        elif handle is not None:
             self._serve_host(handle)
-        elif not self._peers:
-            raise RunError(f"no host is left (the last one was {host}); resume the run when the cluster is back")
+        elif not self._peers and not self._replacing:
+            raise RunError(f"no host is left (the last one was {host}){why}; resume the run when the cluster is back")
 
     def _recover(self, link: Link | None, lost: Lost, keys: Iterable[int]) -> None:
         if link is not None:

@@ -74,7 +74,7 @@ async def _check(task: Task, workshop: Workshop, timeout_s: float) -> list[Findi
     except InputError as error:
         return [Finding(task.task_id, f"the verifier cannot be made: {error}")]
     if takes_sandbox(verifier):
-        return [Finding(task.task_id, "the verifier needs a sandbox and was not tried", "note")]
+        return [Finding(task.task_id, "the verifier needs a sandbox: --dry-run tries it", "note")]
     tries = [(name, answer, False) for name, answer in BAD_ANSWERS.items()]
     if task.answer is not None:
         tries.append(("the task's own solution", task.answer, True))

@@ -73,7 +73,7 @@ async def test_a_verifier_that_raises_hangs_or_gives_no_number() -> None:
 
 async def test_one_that_needs_a_sandbox_is_noted() -> None:
     assert await check_verifiers([own("sandboxed")]) == [
-        Finding("t", "the verifier needs a sandbox and was not tried", "note")
+        Finding("t", "the verifier needs a sandbox: --dry-run tries it", "note")
     ]
 
 
