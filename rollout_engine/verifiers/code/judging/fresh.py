@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+_ENCODE = json.JSONEncoder().encode
+"""Taken before any code could replace it."""
+
 
 class LatePackages:
     """Finds installed packages, once something that is not in the standard library is imported."""
@@ -48,7 +51,7 @@ def answer(verdict: dict[str, Any], descriptor: int, owner: int) -> None:
     if os.getpid() == owner:
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
-        data = json.dumps(verdict).encode()
+        data = _ENCODE(verdict).encode()
         while data:
             data = data[os.write(descriptor, data) :]
     os._exit(0)
