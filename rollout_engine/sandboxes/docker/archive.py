@@ -6,10 +6,11 @@ host: it goes with this process, however that ends.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import tarfile
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import IO, Any, cast
 
 from docker import APIClient
@@ -44,12 +45,15 @@ class Layer:
         self.file.close()
 
 
-def take(api: APIClient, container: str, paths: Sequence[str], spec: SandboxSpec) -> Layer:
-    """`paths` are absolute, or EVERYTHING, or SNAPSHOT. Raises ValueError above the limits of the spec's disk."""
+def take(api: APIClient, container: str, paths: Sequence[str], spec: SandboxSpec, root: str = "/") -> Layer:
+    """`paths` are absolute, or EVERYTHING, or SNAPSHOT. Raises ValueError above the limits of the spec's disk.
+
+    The tar's names are relative to `root`, which is no entry itself.
+    """
     layer = Layer()
     try:
         with tarfile.open(fileobj=layer.file, mode="w", format=tarfile.PAX_FORMAT) as tar:
-            taking = _Taking(api, container, layer, tar, spec)
+            taking = _Taking(api, container, layer, tar, spec, root)
             for path in paths:
                 if path in (EVERYTHING, SNAPSHOT):
                     taking.changes(snapshot=path == SNAPSHOT)
@@ -62,14 +66,30 @@ def take(api: APIClient, container: str, paths: Sequence[str], spec: SandboxSpec
     return layer
 
 
-def put(api: APIClient, container: str, layer: IO[bytes]) -> None:
+def put(api: APIClient, container: str, layer: IO[bytes], root: str = "/") -> None:
     """Whatever is in the way of an entry makes room for it."""
-    files.send(api, container, "/", layer, replace=True)
+    files.send(api, container, root, layer, replace=True)
+
+
+def fill(api: APIClient, container: str, image: str, spec: SandboxSpec, labels: Mapping[str, str]) -> None:
+    """Gives a limited disk, whose volumes start empty, what the image has in their places."""
+    host = api.create_host_config(network_mode="none")
+    bare = api.create_container(image, ["-"], labels=dict(labels), host_config=host)["Id"]
+    try:
+        for folder in (spec.workdir, SCRATCH):
+            layer = take(api, bare, [folder], spec, root=folder)
+            with contextlib.closing(layer), layer.reader() as file:
+                put(api, container, file, root=folder)
+    finally:
+        api.remove_container(bare, force=True)
 
 
 class _Taking:
-    def __init__(self, api: APIClient, container: str, layer: Layer, tar: tarfile.TarFile, spec: SandboxSpec) -> None:
+    def __init__(
+        self, api: APIClient, container: str, layer: Layer, tar: tarfile.TarFile, spec: SandboxSpec, root: str
+    ) -> None:
         self._api, self._container, self._layer, self._tar, self._spec = api, container, layer, tar, spec
+        self._root = root
         self._room, self._entries = spec.disk_bytes, spec.inodes
         self._regular: set[str] = set()
 
@@ -126,6 +146,8 @@ class _Taking:
                 raise
 
     def _add(self, tar: tarfile.TarFile, entry: tarfile.TarInfo, name: str, parent: str) -> None:
+        if name == self._root:
+            return
         self._room -= entry.size
         self._entries -= 1
         if self._room < 0:
@@ -133,14 +155,14 @@ class _Taking:
         if self._entries < 0:
             raise ValueError(f"the export has more than {self._spec.inodes} files")
         entry.pax_headers = {key: value for key, value in entry.pax_headers.items() if key.startswith(_XATTR)}
-        entry.name, entry.uname, entry.gname = name.lstrip("/"), "", ""
+        entry.name, entry.uname, entry.gname = posixpath.relpath(name, self._root), "", ""
         if entry.isreg():
             self._regular.add(name)
             self._tar.addfile(entry, tar.extractfile(entry))
         elif entry.islnk():
             target = posixpath.normpath(posixpath.join(parent, entry.linkname))
             if target in self._regular:
-                entry.linkname = target.lstrip("/")
+                entry.linkname = posixpath.relpath(target, self._root)
                 self._tar.addfile(entry)
         elif entry.isdir() or entry.issym():
             self._tar.addfile(entry)

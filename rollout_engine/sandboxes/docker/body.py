@@ -84,8 +84,8 @@ class Body:
 def _limited_disk(spec: SandboxSpec, labels: Mapping[str, str]) -> list[Mount]:
     """A read-only root with size-limited tmpfs volumes where a task writes.
 
-    Storage drivers hold no quota on ordinary file systems. Volumes, not tmpfs mounts: the archive API sees them,
-    and they start with what the image has there. They are anonymous, so they go with the container.
+    Storage drivers hold no quota on ordinary file systems. Volumes, not tmpfs mounts: the archive API sees them. They
+    start empty (`archive.fill` puts in what the image has there), and are anonymous, so they go with the container.
     """
     scratch = spec.disk_bytes // _SCRATCH_SHARE
     parts = {spec.workdir: spec.disk_bytes - scratch, SCRATCH: scratch}

@@ -163,8 +163,15 @@ class DockerProvider:
         if ids != Ids() and not spec.require_limits:
             await self._engine.ask("chown", lambda api: make_folder(api, container, spec.workdir, ids))
         executor = await self._executor(body, container, user)
-        for gone, file in laid:
-            await self._lay(executor, container, gone, file)
+        try:
+            with crossing(SandboxStartError, f"docker: {name}: its layers"):
+                if spec.require_limits:
+                    await self._engine.call("fill", lambda api: archive.fill(api, container, image.id, spec, labels))
+                for gone, file in laid:
+                    await self._lay(executor, container, gone, file)
+        except BaseException:
+            await executor.close()
+            raise
         return DockerSandbox(
             self._engine,
             executor,
@@ -180,14 +187,9 @@ class DockerProvider:
 
     async def _lay(self, executor: Executor, container: str, gone: list[str], file: IO[bytes]) -> None:
         """Nothing but the supervisor runs there yet."""
-        try:
-            with crossing(SandboxStartError, "docker: layer"):
-                if gone:
-                    await executor.cut(gone)
-                await self._engine.call("layer", lambda api: archive.put(api, container, file))
-        except BaseException:
-            await executor.close()
-            raise
+        if gone:
+            await executor.cut(gone)
+        await self._engine.call("layer", lambda api: archive.put(api, container, file))
 
     async def _network(self, spec: SandboxSpec, name: str, labels: dict[str, str]) -> str | None:
         """`bridge` means a network of its own: on the daemon's default one, sandboxes reach each other."""
