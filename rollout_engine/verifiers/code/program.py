@@ -7,18 +7,19 @@ from pathlib import Path
 
 MODULES = ("names", "runner", "fresh", "env")
 
+_PACKAGE = "rollout_engine.verifiers.code.judging"
 _START = """
 import sys, types
-package = types.ModuleType("judging")
-package.__path__ = []
-sys.modules["judging"] = package
+def module(name):
+    made = sys.modules[name] = types.ModuleType(name)
+    parent, _, last = name.rpartition(".")
+    if parent:
+        setattr(sys.modules.get(parent) or module(parent), last, made)
+    return made
 for name, text in SOURCES:
-    module = types.ModuleType("judging." + name)
-    module.__package__ = "judging"
-    sys.modules[module.__name__] = module
-    setattr(package, name, module)
-    exec(compile(text, "judging/" + name + ".py", "exec"), module.__dict__)
+    exec(compile(text, name + ".py", "exec"), module(PACKAGE + "." + name).__dict__)
 """
+"""The packages above are stood in for by empty modules."""
 
 
 @functools.cache
@@ -27,5 +28,6 @@ def program(*, uses_env: bool) -> str:
     folder = Path(__file__).parent / "judging"
     names = MODULES if uses_env else MODULES[:-1]
     sources = [(name, (folder / f"{name}.py").read_text()) for name in names]
-    make_env = 'sys.modules["judging.env"].Env' if uses_env else "None"
-    return f'SOURCES = {sources!r}\n{_START}\nsys.modules["judging.fresh"].main({make_env})\n'
+    make_env = f'sys.modules["{_PACKAGE}.env"].Env' if uses_env else "None"
+    head = f"PACKAGE, SOURCES = {_PACKAGE!r}, {sources!r}\n"
+    return f'{head}{_START}\nsys.modules["{_PACKAGE}.fresh"].main({make_env})\n'

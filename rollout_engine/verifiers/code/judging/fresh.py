@@ -7,12 +7,15 @@ import json
 import os
 import sys
 
-from . import runner
+from rollout_engine.verifiers.code.judging import runner
 
 TYPE_CHECKING = False  # to import `typing` would cost more than all the rest
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+_ENCODE = json.JSONEncoder().encode
+"""Taken before any code could replace it."""
 
 
 class LatePackages:
@@ -48,7 +51,7 @@ def answer(verdict: dict[str, Any], descriptor: int, owner: int) -> None:
     if os.getpid() == owner:
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
-        data = json.dumps(verdict).encode()
+        data = _ENCODE(verdict).encode()
         while data:
             data = data[os.write(descriptor, data) :]
     os._exit(0)
