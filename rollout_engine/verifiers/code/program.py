@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import marshal
+import zlib
+from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 
 MODULES = ("names", "runner", "fresh", "env")
 
 _START = """
-import sys, types
+import binascii, marshal, sys, types, zlib
+if MAGIC == sys.modules["_frozen_importlib_external"].MAGIC_NUMBER:
+    SOURCES = marshal.loads(zlib.decompress(binascii.a2b_base64(COMPILED)))
 package = types.ModuleType("judging")
 package.__path__ = []
 sys.modules["judging"] = package
@@ -17,15 +23,21 @@ for name, text in SOURCES:
     module.__package__ = "judging"
     sys.modules[module.__name__] = module
     setattr(package, name, module)
-    exec(compile(text, "judging/" + name + ".py", "exec"), module.__dict__)
+    exec(text if isinstance(text, types.CodeType) else compile(text, name, "exec"), module.__dict__)
 """
 
 
 @functools.cache
 def program(*, uses_env: bool) -> str:
-    """Reads a request from standard input and writes its verdict to standard output."""
+    """Reads a request from standard input and writes its verdict to standard output.
+
+    It is there twice: compiled, for interpreters that read this one's code, and as source.
+    """
     folder = Path(__file__).parent / "judging"
     names = MODULES if uses_env else MODULES[:-1]
     sources = [(name, (folder / f"{name}.py").read_text()) for name in names]
     make_env = 'sys.modules["judging.env"].Env' if uses_env else "None"
-    return f'SOURCES = {sources!r}\n{_START}\nsys.modules["judging.fresh"].main({make_env})\n'
+    codes = [(name, compile(text, name, "exec", dont_inherit=True, optimize=2)) for name, text in sources]
+    compiled = base64.b64encode(zlib.compress(marshal.dumps(codes)))
+    head = f"SOURCES = {sources!r}\nMAGIC, COMPILED = {MAGIC_NUMBER!r}, {compiled!r}\n"
+    return f'{head}{_START}\nsys.modules["judging.fresh"].main({make_env})\n'

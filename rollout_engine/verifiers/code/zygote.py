@@ -30,10 +30,10 @@ PROCESSES = 32
 FILE_BYTES = 16 * 2**20
 _COMMON = """
 abc argparse array ast asyncio base64 binascii bisect calendar cmath codecs collections collections.abc contextlib
-copy csv dataclasses datetime decimal difflib email.utils enum fnmatch fractions functools glob gzip hashlib heapq hmac html
-html.parser inspect io itertools json keyword locale math numbers operator os.path pathlib pprint queue random re
-secrets shlex statistics string struct tempfile textwrap threading time timeit token tokenize traceback types typing
-linecache unicodedata urllib.parse uuid warnings weakref xml.etree.ElementTree zlib zoneinfo
+copy csv dataclasses datetime decimal difflib email.utils enum fnmatch fractions functools glob gzip hashlib heapq
+hmac html html.parser inspect io itertools json keyword linecache locale math numbers operator os.path pathlib pprint
+queue random re secrets shlex statistics string struct tempfile textwrap threading time timeit token tokenize
+traceback types typing unicodedata urllib.parse uuid warnings weakref xml.etree.ElementTree zlib zoneinfo
 """
 
 
