@@ -172,6 +172,9 @@ class RunConfig(Spec):
     agent_options: dict[str, Any] = Field(default_factory=dict)
     sandbox: Literal["auto", "namespace", "docker", "local", "none"] | OwnName = "auto"
     """auto: namespace, then docker, then local for trusted tasks; none: tasks that need one are refused."""
+    trusted_code: tuple[str, ...] = ()
+    """Shell patterns of the `module:attribute` that *tasks* may name (own verifiers, function tools): such code runs
+    with the hosts' rights, so a task file from elsewhere gets none."""
     environments: dict[str, EnvironmentSpec] = Field(default_factory=dict)
     """Named environments for `env_key`; `name:version` is looked up first as it is, then as `name`."""
     ray: str = "auto"

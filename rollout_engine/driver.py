@@ -8,30 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 
 from rollout_engine.breaker import BreakerState
+from rollout_engine.budgets import Budgets
 from rollout_engine.clusters import Cluster, HostHandle
-from rollout_engine.committer import Committer
+from rollout_engine.commits import Commits, RowStore, outcomes_of
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import HostError, HostLost, RunError, describe
 from rollout_engine.exchange import HostLimits, Lease, Reply
 from rollout_engine.host import HostPlan
-from rollout_engine.leases import PermitLease, TokenLease
 from rollout_engine.link import Link
 from rollout_engine.plan import Done, Planner, PlanStore
 from rollout_engine.probe import Probe
 from rollout_engine.progress import Progress
-from rollout_engine.scheduler import Lost, Outcome, Scheduler, Try, Verdict
-from rollout_engine.schema import records_to_batch
+from rollout_engine.scheduler import Lost, Scheduler, Verdict
 from rollout_engine.specs import Task
 from rollout_engine.submission import Submission
-from rollout_engine.types import Boundary, Failure, KeySpace, RolloutRecord, Status, new_record
+from rollout_engine.types import Boundary, Failure, KeySpace
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +55,8 @@ STOP_S = 40.0
 """The longest that stopping the hosts takes before they are left to their leases."""
 
 
-class RunStore(Protocol):
-    """What the driver asks of the run directory. `write` and `idle` are called in the committer's thread."""
+class RunStore(RowStore, Protocol):
+    """What the driver asks of the run directory."""
 
     @property
     def plan(self) -> PlanStore: ...
@@ -70,27 +68,10 @@ class RunStore(Protocol):
         """The rows that earlier epochs committed for these keys. Called in a thread."""
         ...
 
-    def write(self, batches: list[pa.RecordBatch]) -> None:
-        """Makes rows durable, and everything planned before them."""
-        ...
-
-    def idle(self) -> None:
-        """Heartbeat and live tables, when they are due."""
-        ...
-
     @property
     def cost_usd(self) -> float:
         """What the rows of earlier epochs cost."""
         ...
-
-
-class Item(NamedTuple):
-    """Rows on their way to the disk."""
-
-    batch: pa.RecordBatch | None
-    size: int
-    link: Link | None
-    seq: int
 
 
 @dataclass(eq=False, slots=True)
@@ -126,16 +107,10 @@ class Driver:
         self._store, self._cluster, self._keys, self._make_plan, self._epoch = store, cluster, keys, make_plan, epoch
         self._scheduler = Scheduler(self.space, config.retry, [model.max_concurrency for model in config.models])
         self._planner: Planner[Submission] = Planner(self.space, config.model_names, store.plan, store.done)
-        self._permits = {
-            model.name: PermitLease(model.max_concurrency) for model in config.models if model.max_concurrency
-        }
-        self._tokens = {
-            model.name: TokenLease(model.requests_per_minute) for model in config.models if model.requests_per_minute
-        }
-        self._waiting_calls: dict[str, dict[str, float]] = {}
+        self._budgets = Budgets(config.models)
         self._peers: dict[str, _Peer] = {}
         self._submissions: list[Submission] = []
-        self._uncommitted_bytes = 0
+        self._replacing = 0
         self._draining = False
         self._spent = False
         self._fatal: BaseException | None = None
@@ -153,9 +128,7 @@ class Driver:
         self.progress.started = self.progress.now = self._loop.time()
         for handle in await self._cluster.open(self._make_plan, self._keys):
             self._serve_host(handle)
-        self._committer: Committer[Item] = Committer(
-            self._write, self._committed, self._fail, self._store.idle, idle_s=1.0
-        )
+        self._commits = Commits(self._store, self._planner, self.progress, self._committed, self._fail)
         self._spawn(self._tick(), "tick")
 
     async def close(self) -> None:
@@ -170,7 +143,7 @@ class Driver:
             for stop in late:
                 stop.cancel()
             await asyncio.gather(*stops, return_exceptions=True)
-        await self._committer.close()
+        await self._commits.close()
         await self._cluster.close()
         for submission in self._submissions:
             submission.fail(self._fatal or RunError("the engine was closed before this submission was done"))
@@ -218,12 +191,13 @@ class Driver:
             submission.fail(self._fatal)
             return
         self._submissions.append(submission)
+        self._check_budget()
         submission.planning = self._spawn(self._plan(submission), "plan")
 
     def cancel(self, keys: Iterable[int]) -> None:
         """Ends rollouts by the user's word: each gets a `cancelled` row."""
         dropped, on_hosts = self._scheduler.cancel(keys)
-        self._give_up(dropped, None)
+        self._commits.give_up(dropped, None)
         for host, mine in on_hosts.items():
             self._peers[host].link.cancel_keys.update(mine)
         self._poke()
@@ -334,8 +308,7 @@ class Driver:
         peer = _Peer(handle, Link(handle.host_id, self._epoch))
         self._peers[handle.host_id] = peer
         self._scheduler.join(handle.host_id)
-        for lease in self._permits.values():
-            lease.join(handle.host_id)
+        self._budgets.join(handle.host_id)
         self.progress.hosts = len(self._peers)
         self._spawn(self._serve(peer), f"serve {handle.host_id}")
 
@@ -376,7 +349,7 @@ class Driver:
     def _behind(self) -> bool:
         """Whether rows pile up in front of the disk or of a consumer: then nothing is granted."""
         store = self.config.store
-        if self._uncommitted_bytes > store.max_uncommitted_bytes:
+        if self._commits.waiting_bytes > store.max_uncommitted_bytes:
             return True
         streams = [submission.stream for submission in self._submissions if submission.stream is not None]
         return any(
@@ -397,34 +370,20 @@ class Driver:
             self._plan_more.set()
 
     def _limits(self, peer: _Peer) -> HostLimits:
-        host, now = peer.link.host_id, self._loop.time()
-        counts = self._scheduler.in_flight_on[host]
-        waiting = self._waiting_calls.get(host, {})
-        leases: dict[str, Lease] = {}
+        host = peer.link.host_id
+        lent = self._budgets.lend(host, self._scheduler.in_flight_on[host], self._loop.time())
+        peer.starved = lent.starved
         # A new host says at once how much fits on it; until then it is granted nothing.
-        heartbeat_s = min(HEARTBEAT_S, self.config.host.lease_s / 4)
-        peer.starved, wait_s = False, heartbeat_s if peer.link.stats else 0.0
-        for index, name in enumerate(self.config.model_names):
-            permits, tokens = -1, -1.0
-            if name in self._permits:
-                self._permits[name].want(host, max(counts[index], 0))
-                permits = self._permits[name].lend(host, now)
-                peer.starved |= permits < counts[index]
-            if name in self._tokens:
-                tokens = self._tokens[name].lend(waiting.get(name, 1.0), now)
-                wait_s = TOKEN_POLL_S if counts[index] else wait_s
-            leases[name] = Lease(permits, tokens)
-        linger = min(BASE_LINGER_S * max(1.0, len(self._peers) / 2), MAX_LINGER_S)
-        return HostLimits(leases, linger, wait_s, self._draining)
+        wait_s = min(HEARTBEAT_S, self.config.host.lease_s / 4) if peer.link.stats else 0.0
+        if lent.waits_for_tokens:
+            wait_s = TOKEN_POLL_S
+        linger_s = min(BASE_LINGER_S * max(1.0, len(self._peers) / 2), MAX_LINGER_S)
+        return HostLimits(lent.leases, linger_s, wait_s, self._draining)
 
     def _take_in(self, peer: _Peer, reply: Reply) -> None:
         link = peer.link
         news = link.take_in(reply)
-        for name, lease in self._permits.items():
-            lease.confirm(link.host_id, reply.demand[name].held)
-        self._waiting_calls[link.host_id] = {
-            name: demand.waiting - demand.tokens for name, demand in reply.demand.items()
-        }
+        self._budgets.confirm(link.host_id, reply.demand)
         for seq, batch in news.batches:
             self._rows(link, seq, batch)
         for digest in news.bodies:
@@ -433,8 +392,7 @@ class Driver:
             log.warning("host=%s lacks %d rollouts that it was granted", link.host_id, len(news.missing))
             self._recover(link, self._scheduler.missing(link.host_id, news.missing), news.missing)
         link.cancel_keys.update(news.strange)
-        if self._permits:
-            self._poke_starved()
+        self._poke_starved()
         self._changed.set()
 
     def _bring(self, link: Link, digest: str) -> None:
@@ -455,7 +413,7 @@ class Driver:
 
     def _poke_starved(self) -> None:
         for peer in self._peers.values():
-            if peer.waiting and peer.starved and any(lease.lent < lease.limit for lease in self._permits.values()):
+            if peer.waiting and peer.starved and self._budgets.has_idle_permits:
                 peer.waiting = False
                 peer.handle.nudge()
 
@@ -465,7 +423,7 @@ class Driver:
         """Decides on each row: commit, try again, or drop."""
         now = self._loop.time()
         keys = batch.column("key").to_pylist()
-        outcomes = _outcomes(batch)
+        outcomes = outcomes_of(batch)
         keep = []
         for key, outcome in zip(keys, outcomes, strict=True):
             digest = self._digest(key)
@@ -476,7 +434,7 @@ class Driver:
         if not all(keep):
             batch = batch.filter(pa.array(keep))
         self._progressed = now
-        self._submit(batch, link, seq)
+        self._commits.submit(batch, link, seq)
         self._tell_breakers()
         self._bury()
 
@@ -484,42 +442,11 @@ class Driver:
         opened = self._planner.open.get(self.space.slot(key))
         return opened.digest if opened is not None else ""
 
-    def _submit(self, batch: pa.RecordBatch | None, link: Link | None = None, seq: int = 0) -> None:
-        size = batch.nbytes if batch is not None and batch.num_rows else 0
-        self._uncommitted_bytes += size
-        self._committer.submit(Item(batch if size else None, size, link, seq))
-
-    def _write(self, items: list[Item]) -> None:
-        """In the committer's thread."""
-        batches = [item.batch for item in items if item.batch is not None]
-        if batches:
-            self._store.write(batches)
-
-    def _committed(self, items: list[Item]) -> None:
-        """The rows are on disk: the host may forget them, and whoever waits may have them."""
-        for item in items:
-            if item.link is not None:
-                item.link.acked_seq = max(item.link.acked_seq, item.seq)
-            if item.batch is not None:
-                self._uncommitted_bytes -= item.size
-                self.progress.add(item.batch)
-                self._deliver(item.batch)
+    def _committed(self) -> None:
+        """Something is on the disk now."""
         self._check_budget()
         self._plan_more.set()
         self._changed.set()
-
-    def _deliver(self, batch: pa.RecordBatch) -> None:
-        owners: dict[Submission, list[int]] = {}
-        for row, key in enumerate(batch.column("key").to_pylist()):
-            opened, _ = self._planner.committed(key)
-            owners.setdefault(opened.owner, []).append(row)
-            if not opened.left:
-                opened.owner.open_slots -= 1
-        for owner, rows in owners.items():
-            if owner.stream is not None:
-                part = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
-                owner.stream.put(part, part.num_rows, part.nbytes)
-            owner.settle()
 
     def _check_budget(self) -> None:
         limit = self.config.max_cost_usd
@@ -532,29 +459,15 @@ class Driver:
     def _bury(self) -> None:
         """What may not start any more gets its rows: of models whose breaker has given up, or of a spent budget."""
         if self._spent and self._scheduler.pending:
-            self._give_up(self._scheduler.drop_all(), _SPENT)
+            self._commits.give_up(self._scheduler.drop_all(), _SPENT)
         for model in self._scheduler.dead_models():
             breaker = self._scheduler.breakers[model]
             name = self.config.model_names[model]
             message = f"model {name} was given up after {breaker.trips - 1} pauses; it kept failing with {breaker.kind}"
             self._note(message)
-            self._give_up(
+            self._commits.give_up(
                 self._scheduler.drop_all(model), Failure(Boundary.MODEL, "CircuitOpen", message, retryable=True)
             )
-
-    def _give_up(self, tries: Iterable[Try], failure: Failure | None) -> None:
-        """Commits rows for rollouts that no host will run: failed, or cancelled where `failure` says so or is None."""
-        records = [self._ended(one, failure) for one in tries]
-        for start in range(0, len(records), 1024):
-            self._submit(records_to_batch(records[start : start + 1024]))
-
-    def _ended(self, one: Try, failure: Failure | None) -> RolloutRecord:
-        record = new_record(self._planner.spec(one), time.time())
-        if failure is None or failure.boundary is Boundary.CANCEL:
-            record.cancel(failure)
-        else:
-            record.fail(failure)
-        return record
 
     def _note(self, message: str) -> None:
         if message not in self.progress.notes:
@@ -568,28 +481,37 @@ class Driver:
         host = peer.link.host_id
         self._note(f"host {host} is lost: {describe(error)}")
         now = self._loop.time()
-        for lease in self._permits.values():
-            lease.lost(host, now if error.process_gone else now + self.config.host.lease_s)
+        self._budgets.lost(host, now if error.process_gone else now + self.config.host.lease_s)
         del self._peers[host]
-        self._waiting_calls.pop(host, None)
         self.progress.hosts = len(self._peers)
         self._recover(None, self._scheduler.lost(host), ())
-        self._spawn(self._replace(host), f"replace {host}")
+        if not self._over.is_set():
+            self._spawn(self._replace(host), f"replace {host}")
 
     async def _replace(self, host: str) -> None:
-        handle = await self._cluster.replace(host)
-        if handle is not None:
+        handle, why = None, ""
+        self._replacing += 1
+        try:
+            handle = await self._cluster.replace(host)
+        except Exception as error:  # the others go on without it
+            why = f": {describe(error)}"
+            self._note(f"host {host} could not be replaced{why}")
+        finally:
+            self._replacing -= 1
+        if handle is not None and self._over.is_set():
+            await handle.stop()
+        elif handle is not None:
             self._serve_host(handle)
-        elif not self._peers:
-            raise RunError(f"no host is left (the last one was {host}); resume the run when the cluster is back")
+        elif not self._peers and not self._replacing:
+            raise RunError(f"no host is left (the last one was {host}){why}; resume the run when the cluster is back")
 
     def _recover(self, link: Link | None, lost: Lost, keys: Iterable[int]) -> None:
         if link is not None:
             for key in keys:
                 link.done(key, self._digest(key))
         failure = Failure(Boundary.HOST, "HostLost", "its host was lost too often", retryable=True)
-        self._give_up(lost.given_up, failure)
-        self._give_up(lost.cancelled, None)
+        self._commits.give_up(lost.given_up, failure)
+        self._commits.give_up(lost.cancelled, None)
         self._bury()
         self._changed.set()
         self._poke()
@@ -637,21 +559,3 @@ class Driver:
 
 
 _SPENT = Failure(Boundary.CANCEL, "BudgetSpent", "the run's max_cost_usd was reached", retryable=True)
-_VALID = Outcome()
-
-
-def _outcomes(batch: pa.RecordBatch) -> list[Outcome]:
-    """The scheduler's view of each row."""
-    statuses = batch.column("status").to_pylist()
-    if Status.FAILED.value not in statuses and Status.CANCELLED.value not in statuses:
-        return [_VALID] * len(statuses)
-    columns = (batch.column(name).to_pylist() for name in ("failure_boundary", "failure_type", "retryable"))
-    return [
-        Outcome(
-            failed=status == Status.FAILED.value,
-            retryable=bool(retryable),
-            cancelled=status == Status.CANCELLED.value,
-            kind=f"{boundary}:{kind}",
-        )
-        for status, boundary, kind, retryable in zip(statuses, *columns, strict=True)
-    ]

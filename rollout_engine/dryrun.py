@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from itertools import islice
 
 from rollout_engine.config import ModelSpec, RunConfig
@@ -20,9 +20,9 @@ BATCH = 64
 """Tasks tried between two looks at what came of them; no more run at once than twice the cores."""
 
 
-async def dry_run(tasks: Iterable[Task], config: RunConfig) -> AsyncGenerator[Finding, None]:
+async def dry_run(tasks: Iterable[Task], config: RunConfig) -> list[Finding]:
     """What speaks against each task, in their order. Raises InputError for a task that does not fit the config."""
-    waiting = iter(tasks)
+    waiting, findings = iter(tasks), list[Finding]()
     at_once = asyncio.Semaphore(2 * cores())
     async with _host(config) as host:
 
@@ -31,9 +31,9 @@ async def dry_run(tasks: Iterable[Task], config: RunConfig) -> AsyncGenerator[Fi
                 return await _findings(check_task(task, config), host)
 
         while batch := list(islice(waiting, BATCH)):
-            for findings in await asyncio.gather(*map(try_one, batch)):
-                for finding in findings:
-                    yield finding
+            for found in await asyncio.gather(*map(try_one, batch)):
+                findings += found
+    return findings
 
 
 async def _findings(task: Task, host: Host) -> list[Finding]:
@@ -57,9 +57,3 @@ async def _host(config: RunConfig) -> AsyncIterator[Host]:
         yield host
     finally:
         await host.close()
-
-
-async def collect(tasks: Iterable[Task], config: RunConfig) -> list[Finding]:
-    """All findings."""
-    async with aclosing(dry_run(tasks, config)) as findings:
-        return [finding async for finding in findings]

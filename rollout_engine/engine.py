@@ -35,7 +35,7 @@ from rollout_engine.staticcheck import static_reasons
 from rollout_engine.store import RunStatus
 from rollout_engine.store.temporary import make_temporary
 from rollout_engine.stream import Stream
-from rollout_engine.submission import ChunkFeed, QueueFeed, Submission
+from rollout_engine.submission import QUEUED_TASKS, ChunkFeed, QueueFeed, Submission
 from rollout_engine.tasks import TaskSource, check_task, check_tasks, iter_tasks, resolve, task_chunks
 from rollout_engine.types import Message, RolloutRecord
 
@@ -261,14 +261,30 @@ class RolloutEngine:
 
     async def _carry(self, feed: QueueFeed, tasks: TaskSource) -> None:
         """Carries tasks from the caller's loop, where their source lives, to the driver's, as there is room."""
+        waiting: asyncio.Queue[Task | BaseException | None] = asyncio.Queue(QUEUED_TASKS)
+        sender = asyncio.create_task(self._send(feed, waiting))
         try:
-            async for task in iter_tasks(tasks):
-                await self._thread.call(feed.put(check_task(task, self.config)))
-            await self._thread.call(feed.put(None))
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            await self._thread.call(feed.put(error))
+            try:
+                async for task in iter_tasks(tasks):
+                    await waiting.put(check_task(task, self.config))
+                await waiting.put(None)
+            except asyncio.CancelledError:
+                raise
+            except BaseException as error:
+                await waiting.put(error)
+            await sender
+        finally:
+            await _end(sender)
+
+    async def _send(self, feed: QueueFeed, waiting: asyncio.Queue[Task | BaseException | None]) -> None:
+        """Crosses the threads with all that has gathered at once; a crossing costs much more than a task."""
+        over = False
+        while not over:
+            items = [await waiting.get()]
+            while not waiting.empty():
+                items.append(waiting.get_nowait())
+            over = not isinstance(items[-1], Task)
+            await self._thread.call(feed.put(*items))
 
     async def _leave(self, submission: Submission) -> None:
         """A consumer that stops reading early gives up what it asked for."""
@@ -295,7 +311,7 @@ class RolloutEngine:
 async def _end(task: asyncio.Task[None] | None) -> None:
     if task is not None:
         task.cancel()
-        await asyncio.wait({task})
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _called(function: Callable[..., T], *arguments: Any) -> T:

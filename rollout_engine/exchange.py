@@ -88,7 +88,7 @@ class Reply:
     free_slots: int = 0
     demand: Mapping[str, Demand] = field(default_factory=dict)
     running: int = 0
-    """Rollouts that were started and have no row yet, whatever their phase."""
+    """Rollouts that were started and whose row is in no batch yet, whatever their phase."""
     stats: Mapping[str, float] = field(default_factory=dict)
     """Counters since the host started: cpu_s, loop_lag_max_s, rollouts, calls."""
 

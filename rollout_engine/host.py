@@ -92,7 +92,9 @@ class Host:
         self._held_hash = 0
         self._queue: deque[_Entry] = deque()
         self._homeless: dict[str, list[_Entry]] = {}
-        self._bodies: OrderedDict[str, _Body] = OrderedDict()
+        self._bodies: dict[str, _Body] = {}
+        self._idle: OrderedDict[str, None] = OrderedDict()
+        """Digests of bodies that nothing uses, the longest unused first."""
         self._running = 0
         self._active = 0
         self._number = 0
@@ -234,13 +236,13 @@ class Host:
         return Reply(
             batches=batches,
             grant_seq_received=self._granted,
-            held_count=len(self._held),
-            held_hash=self._held_hash,
-            held=tuple(self._held) if request.want_held else None,
+            held_count=len(self._held) + len(self._outbox.unsent),
+            held_hash=self._held_hash ^ self._outbox.unsent_hash,
+            held=(*self._held, *self._outbox.unsent) if request.want_held else None,
             missing=tuple(self._homeless),
             free_slots=self._free_slots(),
             demand={name: model.permits.demand for name, model in self._models.items()},
-            running=self._active,
+            running=self._active + len(self._outbox.unsent),
             stats={
                 "cpu_s": time.process_time(),
                 "started": self._counts.started,
@@ -258,21 +260,27 @@ class Host:
     # -- rollouts -----------------------------------------------------------------------------------------------
 
     def _add_body(self, digest: str, raw: bytes) -> None:
-        body = self._bodies.setdefault(digest, _Body(raw))
+        if digest not in self._bodies:
+            self._bodies[digest] = _Body(raw)
+            self._idle[digest] = None
         for entry in self._homeless.pop(digest, ()):
-            body.users += 1
-            self._queue.append(entry)
+            self._use(entry)
 
     def _hold(self, spec: RolloutSpec) -> None:
         entry = _Entry(spec)
         self._held[spec.key] = entry
         self._held_hash ^= scramble(spec.key)
-        body = self._bodies.get(spec.digest)
-        if body is None:
-            self._homeless.setdefault(spec.digest, []).append(entry)
+        if spec.digest in self._bodies:
+            self._use(entry)
         else:
-            body.users += 1
-            self._queue.append(entry)
+            self._homeless.setdefault(spec.digest, []).append(entry)
+
+    def _use(self, entry: _Entry) -> None:
+        """Queues a rollout whose task's body is here."""
+        digest = entry.spec.digest
+        self._bodies[digest].users += 1
+        self._idle.pop(digest, None)
+        self._queue.append(entry)
 
     def _pump(self) -> None:
         """Starts queued rollouts while there are slots."""
@@ -367,7 +375,7 @@ class Host:
         if row is None:
             self._outbox.add(record, self._loop.time())
         else:
-            self._outbox.add_big(row, self._loop.time())
+            self._outbox.add_big(record.key, row, self._loop.time())
 
     def _release_body(self, entry: _Entry) -> None:
         digest = entry.spec.digest
@@ -379,15 +387,9 @@ class Host:
             return
         body.users -= 1
         if not body.users:
-            self._bodies.move_to_end(digest)
-            if len(self._bodies) > IDLE_BODIES:
-                self._forget_idle()
-
-    def _forget_idle(self) -> None:
-        for digest, body in self._bodies.items():
-            if not body.users:
-                del self._bodies[digest]
-                return
+            self._idle[digest] = None
+            while len(self._idle) > IDLE_BODIES:
+                del self._bodies[self._idle.popitem(last=False)[0]]
 
     # -- for the watchdog ---------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from rollout_engine.config import HostSpec
 from rollout_engine.errors import describe
+from rollout_engine.exchange import scramble
 from rollout_engine.schema import records_to_batch
 from rollout_engine.types import Boundary, Failure, RolloutRecord, Turn
 
@@ -25,8 +26,11 @@ class Outbox:
         self._spec = spec
         self._on_news = on_news
         self._rows: deque[tuple[RolloutRecord, int]] = deque()
-        self._big: deque[pa.RecordBatch] = deque()
-        """Rows that were made into tables beside the event loop, one each."""
+        self._big: deque[tuple[int, pa.RecordBatch]] = deque()
+        """Keys, and their rows that were made into tables beside the event loop."""
+        self.unsent: set[int] = set()
+        """Keys whose rows are in no batch yet: the driver must take them for held."""
+        self.unsent_hash = 0
         self._row_bytes = 0
         self._batches: dict[int, tuple[pa.RecordBatch, int]] = {}
         self._batch_bytes = 0
@@ -45,15 +49,17 @@ class Outbox:
     def add(self, record: RolloutRecord, now: float) -> None:
         size = row_bytes(record)
         self._rows.append((record, size))
-        self._added(size, now)
+        self._added(record.key, size, now)
 
-    def add_big(self, row: pa.RecordBatch, now: float) -> None:
+    def add_big(self, key: int, row: pa.RecordBatch, now: float) -> None:
         """A row that `to_row` made in a thread, because it takes so long."""
-        self._big.append(row)
-        self._added(row.nbytes, now)
+        self._big.append((key, row))
+        self._added(key, row.nbytes, now)
 
-    def _added(self, size: int, now: float) -> None:
+    def _added(self, key: int, size: int, now: float) -> None:
         self._row_bytes += size
+        self.unsent.add(key)
+        self.unsent_hash ^= scramble(key)
         self.freed(now)
         if self.full:
             self._on_news()
@@ -83,18 +89,23 @@ class Outbox:
         while self._rows and left > 0 and len(rows) < self._spec.max_batch_rows:
             record, size = self._rows.popleft()
             rows.append(record)
-            self._row_bytes -= size
+            self._taken(record.key, size)
             left -= size
         if rows:
             self._number(_to_batch(rows))
         while self._big and left > 0:
-            row = self._big.popleft()
-            self._row_bytes -= row.nbytes
+            key, row = self._big.popleft()
+            self._taken(key, row.nbytes)
             left -= row.nbytes
             self._number(row)
         if not self._rows and not self._big:
             self.oldest = None
         return tuple((seq, batch) for seq, (batch, _) in self._batches.items() if seq > received_seq)
+
+    def _taken(self, key: int, size: int) -> None:
+        self._row_bytes -= size
+        self.unsent.remove(key)
+        self.unsent_hash ^= scramble(key)
 
     def _number(self, batch: pa.RecordBatch) -> None:
         self._seq += 1

@@ -154,7 +154,7 @@ class Rollout:
         self._on_slot_free = on_slot_free
         self._sandbox: Sandbox | None = None
         self._services: list[str] = []
-        """Jobs of the task's services, which outlive the agent."""
+        """The jobs in the sandbox that are the task's services, not the agent's."""
 
     async def run(self) -> None:
         """Never raises but CancelledError; what went wrong is in the record."""

@@ -16,10 +16,9 @@ _TAIL_BYTES = 500
 
 
 async def start_services(services: Sequence[ServiceSpec], sandbox: Sandbox) -> list[str]:
-    """Starts them in their order, each once the one before is healthy, and returns their jobs.
+    """Starts them in their order, each once the one before is healthy; the names of their jobs.
 
-    They end with their sandbox.
-    Raises SetupError where one exits with an error, or is not healthy in time.
+    They end with their sandbox. Raises SetupError where one exits with an error, or is not healthy in time.
     """
     jobs = []
     for service in services:

@@ -40,9 +40,10 @@ class StaticLimits:
 
 
 def static_reasons(task: Task) -> tuple[str, ...]:
-    """Every reason against a task's verifier, where that is code."""
-    spec = task.verifier or {}
-    return tuple(check_code(str(spec.get("code")))) if spec.get("type") == "code" else ()
+    """What speaks against a task's verifier as it stands; nothing is said of verifiers without code."""
+    verifier = task.verifier or {}
+    code = verifier.get("code")
+    return tuple(check_code(code)) if verifier.get("type") == "code" and isinstance(code, str) else ()
 
 
 def check_code(code: str, limits: StaticLimits | None = None) -> list[str]:

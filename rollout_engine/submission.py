@@ -49,9 +49,10 @@ class QueueFeed:
         self._ended = False
         self._error: BaseException | None = None
 
-    async def put(self, item: Task | BaseException | None) -> None:
-        """One task, an error to end with, or None: the end."""
-        await self._queue.put(item)
+    async def put(self, *items: Task | BaseException | None) -> None:
+        """Tasks, at the end an error to end with, or None."""
+        for item in items:
+            await self._queue.put(item)
 
     async def take(self) -> list[Task]:
         tasks: list[Task] = []

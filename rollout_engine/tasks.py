@@ -96,6 +96,7 @@ def check_task(task: Task, config: RunConfig) -> Task:
 
     Raises InputError with the dotted field as its `where`.
     """
+    _check_trusted(task, config)
     check_verifier(task.verifier or {})
     if isinstance(task.prompt, list):
         for index, message in enumerate(task.prompt):
@@ -127,6 +128,23 @@ def check_task(task: Task, config: RunConfig) -> Task:
 def needs_sandbox(task: Task, config: RunConfig) -> bool:
     """Whether anything of the task's rollouts happens in a sandbox: by the task's own word, or by the agent's."""
     return task.needs_sandbox or agent_needs_sandbox(config.agent)
+
+
+def _check_trusted(task: Task, config: RunConfig) -> None:
+    """Code that a task names by `module:attribute` would run on the hosts, outside of any sandbox."""
+    named = {"verifier.type": (task.verifier or {}).get("type")}
+    named |= {f"tools.{index}.function": tool.function for index, tool in enumerate(task.tools)}
+    for where, path in named.items():
+        if (
+            isinstance(path, str)
+            and ":" in path
+            and not any(fnmatch.fnmatch(path, each) for each in config.trusted_code)
+        ):
+            raise InputError(
+                f"the task names {path!r}, which would run on the hosts and is not trusted",
+                where,
+                f'if you trust it, add it to the config: trusted_code = ["{path}"]',
+            )
 
 
 def read_tasks(path: str | Path) -> Iterator[Task]:

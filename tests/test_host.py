@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import operator
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +21,7 @@ from rollout_engine.agents.base import AgentLimits, AgentModel, OnTurn
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import HostError, InputError
 from rollout_engine.exchange import HostLimits, Lease, Reply, Request, scramble
-from rollout_engine.host import Host
+from rollout_engine.host import IDLE_BODIES, Host
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.schema import batch_to_records
 from rollout_engine.specs import Task, body_digest, task_body
@@ -263,6 +265,22 @@ async def test_a_body_is_kept_for_later_rollouts_of_its_task() -> None:
         await talk.until(1)
         assert (await talk.say(*specs(1, first=1), bodies={})).missing == ()
         await talk.until(2, bodies={})
+
+
+async def test_bodies_that_nothing_uses_are_kept_for_a_while_and_those_in_use_for_ever() -> None:
+    gate = Gate()
+    count = IDLE_BODIES + 50
+    tasks = [task_of(task_id=f"t{number}") for number in range(count)]
+    async with talking(make_config(host={"slots": 1, "prefetch": 4.0}, **gated(gate))) as talk:
+        bodies = {body_digest(task_body(task)): task_body(task) for task in tasks}
+        await talk.say(*specs(2, tasks[0]), bodies=bodies)  # only the first is in use
+        assert (await talk.say(bodies={})).missing == ()
+        gate.open()
+        await talk.until(2, bodies={})
+        last, first = tasks[-1], tasks[1]
+        reply = await talk.say(*specs(1, last, 2), *specs(1, first, 3), bodies={})
+        assert reply.missing == (body_digest(task_body(first)),)
+        assert len(talk.host._bodies) <= IDLE_BODIES + 1
 
 
 async def test_a_rollout_whose_body_never_came_can_be_cancelled() -> None:
@@ -534,9 +552,14 @@ async def test_a_reply_holds_no_more_than_a_batch_of_bytes_and_the_rest_comes_at
         await talk.say(*specs(8, big), *specs(16, small, 8))
         async with asyncio.timeout(5):
             while len(talk.rows) < 24:
-                reply = await talk.say(wait_s=60.0, linger_s=0.05)
+                reply = await talk.say(wait_s=60.0, linger_s=0.05, want_held=True)
                 assert sum(batch.nbytes for _, batch in reply.batches) < 2_500_000
                 talk.host._outbox.acknowledge(talk.received)
+                # What has no row yet is held, or the driver would think it lost.
+                left = set(range(24)) - {row.key for row in talk.rows}
+                assert (set(reply.held or ()), reply.held_count) == (left, len(left))
+                assert reply.held_hash == functools.reduce(operator.xor, map(scramble, left), 0)
+                assert reply.running == len(left)
         assert sorted(row.key for row in talk.rows) == list(range(24))
         assert {len(row.turns[0].messages[0]["content"]) for row in talk.rows} == {400_000, 100_000}
 

@@ -21,11 +21,12 @@ FLOORS = [
     "version types errors threads loopthread",
     # What a user writes, what crosses the wire, what is stored, and pure decisions about it.
     "config specs schema exchange plugins problems toml options modelflags machine progress stream",
-    "scheduler breaker leases link permits outbox estimators intervals scores groups summaries rewards",
+    "scheduler breaker leases budgets link permits outbox estimators intervals scores groups summaries rewards",
     # Contracts and their implementations.
     "sandboxes models agents verifiers proxy harnesses",
     # Rollouts, hosts, plan, tasks, store.
-    "rollout prepare host plan tasks taskfile taskcheck store results submission committer clusters runstore gate",
+    "staticcheck rollout services prepare probe evaluation dryrun host plan tasks taskfile taskcheck "
+    "store results submission committer commits clusters runstore gate",
     "driver",
     "engine",
     "trainers",
@@ -52,7 +53,8 @@ def imported(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        assert node.level == 0, "imports are absolute"
+        if node.level:  # only code that is sent into sandboxes has no name of its own to import by
+            return
         for alias in node.names:
             full = f"{node.module}.{alias.name}"
             yield full if full in MODULES else str(node.module)

@@ -237,16 +237,16 @@ async def test_tasks_may_come_again_in_another_order(tmp_path: Path) -> None:
 async def test_a_reader_that_is_slow_bounds_what_is_told_again(tmp_path: Path) -> None:
     path = tmp_path / "run"
     async with resumed(path, host=MANY) as engine:
-        await engine.finish(make_tasks(100))
+        await engine.finish(make_tasks(80))
     async with resumed(path, store={"max_unread_rows": 50}) as engine:
-        stream = engine.groups(make_tasks(100))
+        stream = engine.groups(make_tasks(80))
         groups = [await anext(stream)]
         await asyncio.sleep(0.2)
         (submission,) = engine._submissions
         assert submission.stream is not None
         assert submission.stream.unread_rows <= 50 + 256 + 6
         groups += [group async for group in stream]
-    assert_whole(groups, 100)
+    assert_whole(groups, 80)
 
 
 async def test_failed_rollouts_are_run_again_where_that_is_wanted_and_told_once(tmp_path: Path) -> None:

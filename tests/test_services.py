@@ -34,7 +34,8 @@ def service(command: str, health: str | None = None, **fields: Any) -> ServiceSp
 async def test_each_starts_once_the_one_before_is_healthy(sandbox: Sandbox) -> None:
     first = service("sleep 0.1; echo 1 > first; sleep 300", "test -e first")
     second = service("cat first > second; sleep 300", "test -s second")
-    await start_services([first, second], sandbox)
+    jobs = await start_services([first, second], sandbox)
+    assert [(await sandbox.poll(job)).exit_code for job in jobs] == [None, None]
     assert await sandbox.read_file("second") == b"1\n"
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from rollout_engine.staticcheck import StaticLimits, check_code
+from rollout_engine.specs import Task
+from rollout_engine.staticcheck import StaticLimits, check_code, static_reasons
 
 GOOD = """
 import json
@@ -75,6 +76,15 @@ def test_all_reasons_are_named_at_once() -> None:
         "verify looks at none of its inputs",
         "verify always returns 1.0",
     ]
+
+
+def test_only_verifiers_with_code_are_judged() -> None:
+    def task(verifier: dict[str, str]) -> Task:
+        return Task(task_id="t", prompt="?", verifier=verifier)
+
+    assert static_reasons(task({"type": "match", "expected": "4"})) == ()
+    assert static_reasons(task({"type": "code", "code": GOOD})) == ()
+    assert static_reasons(task({"type": "code", "code": "x = 1"})) == ("defines no verifier function",)
 
 
 def test_limits_can_be_others() -> None:

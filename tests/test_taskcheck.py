@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from rollout_engine.sandboxes import make_provider
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Task
 from rollout_engine.taskcheck import Finding, check_verifiers
@@ -75,7 +73,7 @@ async def test_a_verifier_that_raises_hangs_or_gives_no_number() -> None:
 
 async def test_one_that_needs_a_sandbox_is_noted() -> None:
     assert await check_verifiers([own("sandboxed")]) == [
-        Finding("t", "the verifier needs a sandbox and was not tried", "note")
+        Finding("t", "the verifier needs a sandbox: --dry-run tries it", "note")
     ]
 
 
@@ -92,7 +90,6 @@ async def test_tasks_may_come_asynchronously() -> None:
 
 
 PURE = "def verify(env, final_answer=None):\n    return {}"
-IN_BOX = "def verify(env, final_answer=None):\n    return env.read_file('out').strip() == 'made'"
 
 
 async def test_verifier_code_is_run_and_found_out() -> None:
@@ -107,27 +104,3 @@ async def test_verifier_code_is_run_and_found_out() -> None:
         "fails (score 0) the task's own solution",
     ]
     assert "ZeroDivisionError" in (await found(code("1 / len(final_answer)")))[0]
-
-
-async def test_verifiers_of_sandboxes_are_tried_where_there_is_a_provider(tmp_path: Path) -> None:
-    def sandboxed(verifier: dict[str, Any], script: str) -> Task:
-        fields: dict[str, Any] = {"files": {"in": "x"}, "setup": ["mv in ready"], "environment": {"trusted": True}}
-        return Task(task_id="t", prompt="Make out.", verifier=verifier, solution={"script": script}, **fields)
-
-    provider = make_provider("local", directory=tmp_path)
-    try:
-        good = sandboxed({"type": "script", "command": "test -e ready && grep -q made out"}, "echo made > out")
-        passes = sandboxed({"type": "script", "command": "true"}, "echo made > out")
-        fails = sandboxed({"type": "script", "command": "false"}, "echo made > out")
-        broken = sandboxed({"type": "script", "command": "grep -q made out"}, "echo why; exit 3")
-        raises = sandboxed({"type": "code", "code": IN_BOX}, "echo made > out")
-        findings = [
-            [each.what for each in await check_verifiers([each], provider=provider)]
-            for each in (good, passes, fails, broken, raises)
-        ]
-    finally:
-        await provider.close()
-    assert findings[:3] == [[], ["passes the untouched sandbox"], ["fails (score 0) the task's own solution"]]
-    assert "the solution exited with 3: why" in findings[3][0]
-    assert len(findings[4]) == 1
-    assert "FileNotFoundError" in findings[4][0]

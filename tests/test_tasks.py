@@ -375,3 +375,24 @@ class TestResolve:
     def test_an_unknown_key(self) -> None:
         with pytest.raises(InputError, match=r"\[environments.desk\]"):
             resolve(Task.model_validate(row("a", env_key="desk")), CONFIG)
+
+
+@pytest.mark.parametrize(
+    ("fields", "where"),
+    [
+        ({"verifier": {"type": "tests.rig:Anything"}}, "verifier.type"),
+        ({"tools": [{"name": "t", "function": "os:system"}]}, "tools.0.function"),
+    ],
+)
+def test_a_task_names_code_of_the_host_only_where_the_config_trusts_it(fields: dict[str, Any], where: str) -> None:
+    task = Task.model_validate({"prompt": "x", "verifier": {"type": "match", "expected": "x"}, **fields})
+    with pytest.raises(InputError) as caught:
+        check_task(task, RunConfig(trusted_code=("mypkg.*",)))
+    assert caught.value.where == where
+    assert "trusted_code" in caught.value.fix
+
+
+def test_code_that_the_config_trusts_may_be_named() -> None:
+    tools = [{"name": "t", "function": "math:sqrt"}]
+    task = Task.model_validate({"prompt": "x", "verifier": {"type": "match", "expected": "x"}, "tools": tools})
+    assert check_task(task, RunConfig(trusted_code=("math:*",))).tools

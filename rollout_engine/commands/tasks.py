@@ -10,9 +10,9 @@ from pathlib import Path
 
 from rollout_engine.commands import text
 from rollout_engine.commands.console import OK, SOME_FAILED, make_console, print_json
-from rollout_engine.dryrun import collect
+from rollout_engine.config import RunConfig
+from rollout_engine.dryrun import dry_run
 from rollout_engine.options import load_config
-from rollout_engine.sandboxes import make_provider
 from rollout_engine.taskcheck import Finding, find_problems
 from rollout_engine.tasks import TaskFile, check_tasks, read_tasks
 
@@ -23,11 +23,9 @@ STYLES = {"error": "red", "note": "yellow"}
 
 def check(path: Path, config: Path | None, limit: int | None, *, dry_run: bool, as_json: bool) -> int:
     """Exit code 1 where a verifier is wrong. Raises InputError where the file is."""
-    run = load_config(config)
-    found = check_tasks(path, run)
-    findings = asyncio.run(_findings(path, limit, run.sandbox))
-    if dry_run:
-        findings += asyncio.run(collect(islice(read_tasks(path), limit), run))
+    settings = load_config(config)
+    found = check_tasks(path, settings)
+    findings = asyncio.run(_findings(path, limit, settings if dry_run else None))
     errors = sum(finding.severity == "error" for finding in findings)
     if as_json:
         print_json({**asdict(found), "errors": errors, "findings": [asdict(finding) for finding in findings]})
@@ -36,13 +34,13 @@ def check(path: Path, config: Path | None, limit: int | None, *, dry_run: bool, 
     return SOME_FAILED if errors else OK
 
 
-async def _findings(path: Path, limit: int | None, sandbox: str) -> list[Finding]:
-    provider = None if sandbox == "none" else make_provider(sandbox)
-    try:
-        return [finding async for finding in find_problems(islice(read_tasks(path), limit), provider=provider)]
-    finally:
-        if provider is not None:
-            await provider.close()
+async def _findings(path: Path, limit: int | None, dry: RunConfig | None) -> list[Finding]:
+    """Of the bad answers, and with a config of the dry run as well."""
+    findings = [finding async for finding in find_problems(islice(read_tasks(path), limit))]
+    if dry is None:
+        return findings
+    tried = await dry_run(islice(read_tasks(path), limit), dry)
+    return [finding for finding in findings if finding.severity != "note"] + tried
 
 
 def _show(found: TaskFile, findings: list[Finding], tried: int) -> None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import asyncio
 import socket
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from rollout_engine.errors import SandboxStartError
+from rollout_engine.sandboxes.namespace import isolated
 from rollout_engine.sandboxes.namespace.channel import Channel
 from rollout_engine.sandboxes.namespace.helper.wire import Closed, Message
 from rollout_engine.sandboxes.namespace.reaper import reap
 
 START_S = 20.0
 STOP_S = 10.0
-
-_CODE = "import sys; sys.path[:0] = {paths!r}; from {module} import main; main({fd})"
+LAUNCHER = "rollout_engine.sandboxes.namespace.helper.launcher"
 
 
 class LauncherProcess:
@@ -26,17 +24,16 @@ class LauncherProcess:
 
     def __init__(
         self, on_event: Callable[[dict[str, Any]], None], on_end: Callable[[], None], *,
-        module: str = "helper.launcher", paths: Sequence[str] = (),
+        module: str = LAUNCHER,
     ) -> None:  # fmt: skip
-        """`module` has the `main`; it is looked for in `paths` too."""
+        """`module` has the `main` that serves the socket."""
         self._on_event, self._on_end = on_event, on_end
         self.facts: dict[str, Any] = {}
         self.fatal = ""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            code = _CODE.format(paths=[str(Path(__file__).parent), *paths], module=module, fd=theirs.fileno())
             self._popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", code],
+                isolated.command(module, theirs.fileno()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -17,10 +16,12 @@ from typing import Any, NamedTuple, cast
 
 from rollout_engine.errors import SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes.base import SandboxSpec
+from rollout_engine.sandboxes.namespace import isolated
 from rollout_engine.sandboxes.namespace.helper import limits
 
 _CHUNK = 2**20
 _TEMPORARY = "unpacking."
+UNPACKER = "rollout_engine.sandboxes.namespace.helper.unpack"
 
 
 class Root(NamedTuple):
@@ -137,12 +138,8 @@ def _stamp(path: str) -> tuple[int, int]:
 
 
 def _run_unpacker(target: Path, chunks: Iterable[bytes], owner: int) -> None:
-    package = str(Path(__file__).parent)
-    code = (
-        f"import sys; sys.path.insert(0, {package!r}); from helper.unpack import main; main({str(target)!r}, {owner})"
-    )
     with subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", code],
+        isolated.command(UNPACKER, str(target), owner),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import socket
-from pathlib import Path
 from typing import Any
 
 from rollout_engine.errors import SandboxError, SandboxUnavailable, VerifierError, VerifierTimeout, describe
@@ -21,6 +20,7 @@ INODES = 2_000
 PROCESSES = 32
 MAX_REPLY = 64 * 1024
 MAX_RESTARTS = 5
+ZYGOTE = "rollout_engine.verifiers.code.zygote"
 TRIAL_S = 20.0
 _TRIAL: dict[str, Any] = {"code": "def verify(env):\n    return 1\n", "final_answer": None, "conversation": []}
 
@@ -139,8 +139,7 @@ class WarmVerifier:
         raise SandboxUnavailable(f"the warm verifier does not work here ({'; '.join(reasons)})")
 
     async def _start_as(self, mode: str) -> LauncherProcess:
-        here = Path(__file__).parent
-        launcher = LauncherProcess(self._on_event, self._on_end, module="zygote", paths=[str(here)])
+        launcher = LauncherProcess(self._on_event, self._on_end, module=ZYGOTE)
         try:
             hello = {"mode": mode, "run_as": self._run_as, "groups": True, "pretend_old": False}
             await launcher.hello(hello, seccomp.program() or b"")

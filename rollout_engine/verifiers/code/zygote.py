@@ -1,8 +1,8 @@
 """The warm verifier's process: a launcher whose boxes each run one task's verifier code, and end with it.
 
-It is a program of its own: `helper` (the namespace sandbox's) and `judging` are found on its path, nothing else of
-the engine is there. What verifier code commonly imports is loaded before the first fork. It is told no task: each
-request goes to the box alone, over the box's own socket.
+It is a program of its own: of the engine, only the namespace sandbox's helper and `judging` are there. What verifier
+code commonly imports is loaded before the first fork. It is told no task: each request goes to the box alone, over
+the box's own socket.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ import sys as python
 from importlib import import_module
 from typing import Any
 
-from helper import hostlayer, launcher, users, wire
-from judging import runner
+from rollout_engine.sandboxes.namespace.helper import hostlayer, launcher, users, wire
+from rollout_engine.sandboxes.namespace.helper.identity import Identity
+from rollout_engine.sandboxes.namespace.helper.layers import Layer
+from rollout_engine.sandboxes.namespace.helper.stage import Stage
+from rollout_engine.verifiers.code.judging import runner
 
 USER = 65534
 LIBRARY = "/python"
@@ -56,7 +59,7 @@ class Tail:
         return False
 
 
-def base(identity: Any, stage: Any) -> Any:
+def base(identity: Identity, stage: Stage) -> Layer:
     """An empty root, and the standard library for what is imported late."""
     layer = hostlayer.build(identity, stage, trees=())
     with contextlib.suppress(PermissionError):  # an ordinary user may have no way there: what is loaded must do

@@ -39,7 +39,16 @@ def processes(mark: str) -> list[int]:
 
 
 def children_of(pid: int) -> list[int]:
-    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    """The boxes of a launcher: its children that are the first process of a pid namespace."""
+    children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return [child for child in children if _first_in_namespace(child)]
+
+
+def _first_in_namespace(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        return "NSpid" in status and status.split("NSpid:")[1].split("\n")[0].split()[-1] == "1"
+    return False
 
 
 def parent_of(pid: int) -> int:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from rollout_engine.sandboxes.namespace import capabilities
+from rollout_engine.sandboxes.namespace import capabilities, isolated
 from rollout_engine.sandboxes.namespace.command import Tail
 from rollout_engine.sandboxes.namespace.helper import archive, limits, wire
+from rollout_engine.sandboxes.namespace.process import LAUNCHER
 
 HEAD = struct.Struct("<BIHQ")
 
@@ -144,16 +145,14 @@ def test_a_tail_keeps_the_end() -> None:
 
 def test_the_launcher_needs_nothing_but_the_standard_library() -> None:
     """Its memory is that of every box: the engine, an HTTP client or numpy in it would be paid a thousand times."""
-    code = (
-        "import sys; sys.path.insert(0, 'rollout_engine/sandboxes/namespace'); before = set(sys.modules); "
-        "from helper.launcher import main; print(sorted({name.split('.')[0] for name in sys.modules}))"
-    )
-    root = str(Path(__file__).parents[3])
-    said = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", code], cwd=root, capture_output=True, check=True, text=True
-    )
-    names = set(eval(said.stdout))  # a list of our own making
-    assert names <= set(sys.stdlib_module_names) | {"helper", "__main__"}
+    line = isolated.command(LAUNCHER, 0)
+    line[-1] = line[-1].replace("main(*(0,))", "print(*sys.modules)")
+    said = subprocess.run(line, capture_output=True, check=True, text=True, env={})
+    names = {name.split(".")[0] for name in said.stdout.split()}
+    ours = [name for name in said.stdout.split() if name.startswith("rollout_engine.")]
+    assert all(name.startswith("rollout_engine.sandboxes.namespace") or name.count(".") < 2 for name in ours)
+    assert "rollout_engine.sandboxes.namespace.provider" not in ours
+    assert names <= set(sys.stdlib_module_names) | {"rollout_engine", "__main__"}
     assert not names & {
         "asyncio",
         "multiprocessing",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
-import signal
 import socket
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import limits, root, users, wire
-from . import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper import limits, root, users, wire
+from rollout_engine.sandboxes.namespace.helper import syscalls as sys
 
 BOUNDING = (
     sys.CAP_CHOWN, sys.CAP_DAC_OVERRIDE, sys.CAP_FOWNER, sys.CAP_FSETID, sys.CAP_KILL, sys.CAP_SETGID,
@@ -24,33 +22,38 @@ Serve = Callable[[socket.socket, int, dict[str, Any], "int | None", int], None]
 out-of-memory kills, and its own oom score. Returns, or ends the process, at its end."""
 
 
-def live(
-    serve: Serve, plan: dict[str, Any], channel: socket.socket, go: socket.socket, launcher: int, groups: list[int],
-    oom: int | None, seccomp: bytes,
-) -> NoReturn:  # fmt: skip
-    """Waits on `go` for its ids and mounts, builds its root, gives up its powers, and serves `channel`."""
-    gc.disable()  # it would copy pages that are shared with the launcher and all other boxes
+def live(serve: Serve, come: int, launcher: int, seccomp: bytes) -> NoReturn:
+    """Waits on `come` to be told what it is, builds its root, gives up its powers, and serves its host.
+
+    The first message has the plan, the host's socket, and the control groups; the second, sent when the ids are
+    mapped, the mounts. `launcher` is a pipe that ends with the launcher.
+    """
+    channel: socket.socket | None = None
     try:
-        keep = {channel.fileno(), go.fileno(), launcher, *groups, *([oom] if oom is not None else [])}
-        _close_others(keep)
-        _forget_signals()
+        close_others({come, launcher})
+        go = socket.socket(fileno=come)
+        first = wire.receive_wait(go)
+        plan = first.header
+        channel = socket.socket(fileno=first.fds[0])
+        groups, oom = first.fds[1 : 1 + plan["groups"]], first.fds[1 + plan["groups"] :]
         _enter(groups)
         score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        message = wire.receive_wait(go)
+        mounts = wire.receive_wait(go).fds
         go.close()
         _become_root(plan)
         if plan["network"] == "none":
             root.loopback_up()
-        held = root.build(plan, message.fds)
+        held = root.build(plan, mounts)
         socket.sethostname("box")
         _make_workdir(plan)
         _confine(plan, seccomp)
         plan["enforced"] = limits.describe(set(plan["held"]), pid_max=held)
-        serve(channel, launcher, plan, oom, score)
+        serve(channel, launcher, plan, oom[0] if oom else None, score)
     except wire.Closed:
         pass
     except BaseException as error:
-        _say_failed(channel, error)
+        if channel is not None:
+            _say_failed(channel, error)
     finally:
         os._exit(0)
 
@@ -62,19 +65,13 @@ def _say_failed(channel: socket.socket, error: BaseException) -> None:
         os._exit(1)
 
 
-def _close_others(keep: set[int]) -> None:
-    """Everything that the launcher holds for other boxes goes, before anything else happens."""
+def close_others(keep: set[int]) -> None:
+    """Everything else that the parent holds goes, before anything else happens."""
     low = 3
     for fd in sorted(keep):
         os.closerange(low, fd)
         low = fd + 1
     os.closerange(low, 2**30)
-
-
-def _forget_signals() -> None:
-    signal.set_wakeup_fd(-1)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD):
-        signal.signal(number, signal.SIG_DFL)
 
 
 def _enter(groups: list[int]) -> None:

@@ -7,8 +7,8 @@ import errno
 import os
 import stat
 
-from . import archive
-from . import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper import archive
+from rollout_engine.sandboxes.namespace.helper import syscalls as sys
 
 MAX_INLINE = 64 * 1024
 _OPEN = os.O_NONBLOCK | os.O_NOCTTY

@@ -11,10 +11,10 @@ import os
 import stat
 from collections.abc import Sequence
 
-from . import syscalls as sys
-from .identity import Identity
-from .layers import Layer
-from .stage import Stage
+from rollout_engine.sandboxes.namespace.helper import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper.identity import Identity
+from rollout_engine.sandboxes.namespace.helper.layers import Layer
+from rollout_engine.sandboxes.namespace.helper.stage import Stage
 
 _TREES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _DIRECTORIES = {

@@ -13,7 +13,7 @@ import pwd
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from . import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper import syscalls as sys
 
 RANGE = 65_536
 _FIRST, _SLOTS = 4_096, 28_000

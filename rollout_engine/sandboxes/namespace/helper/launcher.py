@@ -7,7 +7,6 @@ socket; the end of that socket, which is the end of its host, is its own.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import resource
 import select
@@ -18,13 +17,13 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from . import box as box_process
-from . import hostlayer, layers, limits, wire
-from . import syscalls as sys
-from .box import Serve
-from .identity import Identities, Identity, become_user_root, write_maps
-from .stage import Stage
-from .supervisor import supervise
+from rollout_engine.sandboxes.namespace.helper import hostlayer, layers, limits, wire
+from rollout_engine.sandboxes.namespace.helper import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper.box import Serve
+from rollout_engine.sandboxes.namespace.helper.identity import Identities, Identity, become_user_root, write_maps
+from rollout_engine.sandboxes.namespace.helper.nursery import Nursery
+from rollout_engine.sandboxes.namespace.helper.stage import Stage
+from rollout_engine.sandboxes.namespace.helper.supervisor import supervise
 
 _SWEEP_S = 0.5
 _NEEDLESS = (
@@ -57,10 +56,8 @@ class Launcher:
         self._pids: dict[str, int] = {}
         self._layers: dict[str, layers.Layer] = {}
         self._lifeline, self._held_open = os.pipe2(os.O_CLOEXEC)
-        self._seccomp = b""
 
     # Start.
-
     def start(self) -> None:
         """Takes the first message: what to be. Answers what works."""
         hello = wire.receive_wait(self._control)
@@ -71,7 +68,6 @@ class Launcher:
             raise
 
     def _become(self, hello: wire.Message) -> dict[str, Any]:
-        self._seccomp = hello.blob
         mode = hello.header["mode"]
         if (user := hello.header["run_as"]) is not None:
             os.setgroups([])
@@ -90,6 +86,7 @@ class Launcher:
         self._stage = Stage(pretend_old=hello.header["pretend_old"])
         self._devices = hostlayer.device_tree(self._stage)
         self._layers["host"] = self._make_base(self._identities.sample(), self._stage)
+        self._nursery = Nursery(self._lifeline, hello.blob, self._serve_box)
         held = [controller.name for controller in self._groups.controllers]
         owner = -1 if mode == "user" else self._identities.sample().owner
         return {"mode": mode, "held": held, "ids": self._identities.count, "owner": owner}
@@ -101,8 +98,6 @@ class Launcher:
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
         poll.register(woken, select.POLLIN)
-        gc.collect()
-        gc.freeze()
         sweep_at = None
         while True:
             wait = None if sweep_at is None else max(0, int((sweep_at - time.monotonic()) * 1000))
@@ -158,8 +153,7 @@ class Launcher:
             oom = limits.oom_counter(groups)
             self._fill_plan(plan, stacks, identity)
             stacks = {at: [os.dup(fd) for fd in stack] for at, stack in stacks.items()}
-            with socket.socket(fileno=message.fds.pop()) as channel:
-                pid = self._birth(plan, channel, groups, oom, stacks, scratch, identity)
+            pid = self._birth(plan, message.fds[0], groups, oom, stacks, scratch, identity)
         except OSError:
             if scratch is not None:
                 os.close(scratch.mount)
@@ -187,29 +181,27 @@ class Launcher:
         plan["processes"] = -1 if "pids" in plan["held"] else plan["limits"][2]
 
     def _birth(
-        self, plan: dict[str, Any], channel: socket.socket, groups: list[str], oom: int | None,
+        self, plan: dict[str, Any], channel: int, groups: list[str], oom: int | None,
         stacks: dict[str, list[int]], scratch: layers.Scratch, identity: Identity,
     ) -> int:  # fmt: skip
-        """Forks the box, maps its ids, and hands it its mounts."""
-        entries = [os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in groups]
-        go, come = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        """Lets a box be born, maps its ids, and hands it what is its own."""
         flags = _NAMESPACES | (sys.CLONE_NEWNET if plan["network"] == "none" else 0)
+        pid, go = self._nursery.birth(flags | (sys.CLONE_NEWUSER if identity.base is not None else 0))
+        entries: list[int] = []
         try:
-            pid = sys.clone(flags | (sys.CLONE_NEWUSER if identity.base is not None else 0))
-            if pid == 0:
-                box_process.live(self._serve_box, plan, channel, come, self._lifeline, entries, oom, self._seccomp)
-            try:
-                self._hand_over(pid, go, stacks, scratch, identity)
-            except OSError:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                raise
-            return pid
+            entries = [os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in groups]
+            fds = (channel, *entries, *([oom] if oom is not None else []))
+            wire.send(go, {**plan, "groups": len(entries)}, b"", fds)
+            self._hand_over(pid, go, stacks, scratch, identity)
+        except (OSError, wire.Closed):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
         finally:
             go.close()
-            come.close()
             for fd in entries:
                 os.close(fd)
+        return pid
 
     def _hand_over(
         self, pid: int, go: socket.socket, stacks: dict[str, list[int]], scratch: layers.Scratch, identity: Identity

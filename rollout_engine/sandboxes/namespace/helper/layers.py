@@ -8,9 +8,9 @@ import stat
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from . import syscalls as sys
-from .identity import Identity
-from .stage import Stage
+from rollout_engine.sandboxes.namespace.helper import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper.identity import Identity
+from rollout_engine.sandboxes.namespace.helper.stage import Stage
 
 _BENEATH = sys.RESOLVE_BENEATH | sys.RESOLVE_NO_SYMLINKS | sys.RESOLVE_NO_MAGICLINKS
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -9,7 +9,7 @@ import socket
 import struct
 from typing import Any
 
-from . import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper import syscalls as sys
 
 _PROC_READONLY = ("sys",)
 _PROC_MASKED = ("keys", "key-users", "interrupts")

@@ -8,7 +8,7 @@ import signal
 import stat
 from typing import NoReturn
 
-from .users import User
+from rollout_engine.sandboxes.namespace.helper.users import User
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
 

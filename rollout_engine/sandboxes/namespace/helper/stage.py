@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-from . import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper import syscalls as sys
 
 _PLACES = ("/boot", "/media", "/mnt", "/srv")
 """Directories that no box is given, and that are there nearly everywhere."""

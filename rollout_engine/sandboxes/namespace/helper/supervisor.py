@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import archive, files, processes, users, wire
-from .limits import count_oom
-from .spawn import spawn
-from .users import User
+from rollout_engine.sandboxes.namespace.helper import archive, files, processes, users, wire
+from rollout_engine.sandboxes.namespace.helper.limits import count_oom
+from rollout_engine.sandboxes.namespace.helper.spawn import spawn
+from rollout_engine.sandboxes.namespace.helper.users import User
 
 _DISCARD = 2**16
 _MAX_SINKS = 64

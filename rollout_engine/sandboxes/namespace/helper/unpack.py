@@ -12,7 +12,7 @@ import os
 import sys as python
 import tarfile
 
-from . import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper import syscalls as sys
 
 _MODULES = (bz2, gzip, lzma)
 """tarfile imports these when it needs them, which would be too late."""

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from . import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper import syscalls as sys
 
 _MAX_BYTES = 2**18
 

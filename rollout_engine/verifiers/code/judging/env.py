@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # to import `typing` would cost more than all the rest
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any

@@ -9,7 +9,7 @@ import sys
 
 from . import runner
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # to import `typing` would cost more than all the rest
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any

@@ -7,7 +7,7 @@ import math
 import re
 import string
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # to import `typing` would cost more than all the rest
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from typing import Any

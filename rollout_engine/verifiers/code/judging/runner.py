@@ -1,7 +1,7 @@
 """Runs one task's verifier code and says what it returned.
 
-A verdict is a dict: {"score", "components", "passed"}, or {"failed": "raised" | "returned", "text"}.
 What few verdicts need is imported where they do: in a fresh interpreter, imports are most of a verdict's cost.
+A verdict is a dict: {"score", "components", "passed"}, or {"failed": "raised" | "returned", "text"}.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import types
 
 from .names import NAMES
 
-TYPE_CHECKING = False
+TYPE_CHECKING = False  # to import `typing` would cost more than all the rest
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
     from typing import Any
@@ -117,22 +117,22 @@ def call(function: Callable[..., Any], inputs: dict[str, Any]) -> Any:
     return asyncio.run(_wait(result))
 
 
-def shape(function: Callable[..., Any]) -> tuple[list[str], list[str], bool, bool]:
+def shape(function: Any) -> tuple[list[str], list[str], bool, bool]:
     """Parameters by place and by keyword alone, and whether there are `*` and `**`; a decorator's by what it wraps."""
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
     if isinstance(function, types.FunctionType):
         code = function.__code__
-        by_place, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
+        places, named = code.co_argcount, code.co_argcount + code.co_kwonlyargcount
         names = list(code.co_varnames)
-        return names[:by_place], names[by_place:named], bool(code.co_flags & 4), bool(code.co_flags & 8)
+        return names[:places], names[places:named], bool(code.co_flags & 4), bool(code.co_flags & 8)
     import inspect
 
     kinds: dict[str, list[str]] = {}
     for parameter in inspect.signature(function).parameters.values():
         kinds.setdefault(parameter.kind.name, []).append(parameter.name)
-    places = kinds.get("POSITIONAL_ONLY", []) + kinds.get("POSITIONAL_OR_KEYWORD", [])
-    return places, kinds.get("KEYWORD_ONLY", []), "VAR_POSITIONAL" in kinds, "VAR_KEYWORD" in kinds
+    by_place = kinds.get("POSITIONAL_ONLY", []) + kinds.get("POSITIONAL_OR_KEYWORD", [])
+    return by_place, kinds.get("KEYWORD_ONLY", []), "VAR_POSITIONAL" in kinds, "VAR_KEYWORD" in kinds
 
 
 async def _wait(result: Awaitable[Any]) -> Any:
