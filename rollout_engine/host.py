@@ -436,7 +436,7 @@ class Host:
         if self._closing:
             raise HostError(f"host {self.plan.host_id} is closed")
         try:
-            return await probe(body, self.plan.config, self._resources)
+            return await probe(body, self.plan.config, self._resources, self._workshop)
         except Exception as error:
             raise TaskBodyError(f"{type(error).__name__}: {error}") from error
 

@@ -16,6 +16,7 @@ from rollout_engine.rollout import PreparedTask, Resources, Rollout
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Task
 from rollout_engine.types import Boundary, Completion, RolloutSpec, StopReason, Turn
+from rollout_engine.verifiers.workshop import Workshop
 
 OUTPUT_CHARS = 500
 """A solution that fails shows this much of its output."""
@@ -70,9 +71,9 @@ class Oracle:
         return StopReason.FINISHED
 
 
-async def probe(body: bytes, config: RunConfig, resources: Resources) -> Probe:
+async def probe(body: bytes, config: RunConfig, resources: Resources, workshop: Workshop | None = None) -> Probe:
     """Runs the verifier twice. Raises what `prepare` raises for a body that is no task."""
-    prepared = prepare(body, config)
+    prepared = prepare(body, config, workshop)
     if isinstance(prepared.task.solution, dict):
         prepared = replace(prepared, sandbox=prepared.base)
     untouched = await _finding(prepared, replace(resources, agent=Untouched()))
