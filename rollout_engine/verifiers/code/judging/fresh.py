@@ -45,7 +45,7 @@ def hide() -> None:
 def answer(verdict: dict[str, Any], descriptor: int, owner: int) -> None:
     """Writes the verdict and ends the process at once: no other thread, hook or child has a say."""
     if os.getpid() == owner:
-        try:
+        try:  # noqa: SIM105 - contextlib is not imported for this
             sys.stdout.flush()
         except BaseException:
             pass

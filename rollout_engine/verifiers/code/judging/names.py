@@ -70,5 +70,5 @@ _MODULES = ("json", "re", "string")
 
 
 def names_for(used: set[str]) -> dict[str, Any]:
-    """What code that uses these names may find: modules only if used, as importing all would double a verdict's cost."""
+    """What code that uses these names may find: a module only if used, as importing all would double the cost."""
     return {**NAMES, **{name: __import__(name) for name in _MODULES if name in used}}
