@@ -24,11 +24,13 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from benchmarks.cases import scratch
-from benchmarks.sandbox_namespace import Meter, metered
+from benchmarks.sandbox_namespace import Meter, best, metered
 from rollout_engine.config import HostSpec, ModelSpec
 from rollout_engine.engine import RolloutEngine
 from rollout_engine.models.server_process import ServerProcess
 from rollout_engine.results import Run
+from rollout_engine.sandboxes.base import SandboxSpec
+from rollout_engine.sandboxes.namespace import NamespaceProvider
 from rollout_engine.specs import Task
 
 BOUND_MS = 40.0
@@ -90,10 +92,29 @@ async def measure_all(args: argparse.Namespace, model: ModelSpec, known: list[li
                 print(f"{said.format(**results[-1])}, load {load:.1f}", flush=True)
             await engine.close()
             run = await asyncio.to_thread(engine.tables)
+        await yardstick(meter)
     check(run, sum(map(len, known)) * args.k)
     report([result["cpu_ms"] for result in results])
     phases = {name: pc.mean(run.rollouts[name]).as_py() * 1e3 for name in ("start_s", "agent_s", "verify_s", "close_s")}
     print("mean wall ms of a rollout:", ", ".join(f"{name[:-2]} {value:.0f}" for name, value in phases.items()))
+
+
+async def yardstick(meter: Meter) -> None:
+    """What the machine makes of known work at this moment: a box with one command, and a Python in a box."""
+    provider = NamespaceProvider()
+    box = await provider.open(SandboxSpec())
+
+    async def life() -> None:
+        other = await provider.open(SandboxSpec())
+        await other.exec(["true"])
+        await other.close()
+
+    async def python() -> None:
+        await box.exec(["python3", "-I", "-S", "-c", "pass"])
+
+    (bare, _), (start, _) = await best(meter, 2, 20, life), await best(meter, 2, 20, python)
+    print(f"beside it, one at a time: create, exec true, destroy {bare:.2f} ms; a bare Python in a box {start:.2f} ms")
+    await provider.close()
 
 
 def report(costs: list[float]) -> None:

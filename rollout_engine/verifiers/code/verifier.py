@@ -12,6 +12,7 @@ score_range   [lowest, highest]: a score outside is no verdict; it is never clip
 from __future__ import annotations
 
 import json
+import marshal
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -88,7 +89,8 @@ class Code:
         python = await (self._workshop or Workshop()).python(sandbox, spec)
         argv = [*python, "-c", program(uses_env=uses_env)]
         workdir = spec.workdir if sandbox.isolated else "."  # else it is at another place, where commands start
-        stdin = json.dumps({**request, "workdir": workdir}).encode()
+        # Through JSON first, as nothing but plain values can be marshalled; version 2 is read by every Python 3.
+        stdin = marshal.dumps(json.loads(json.dumps({**request, "workdir": workdir})), 2)
         try:
             result = await sandbox.exec(argv, stdin=stdin, timeout_s=self._timeout_s)
         except ExecTimeout as error:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import marshal
 import os
 import sys
 
@@ -49,12 +48,24 @@ def hide() -> None:
 def answer(verdict: dict[str, Any], descriptor: int, owner: int) -> None:
     """Writes the verdict and ends the process at once: no other thread, hook or child has a say."""
     if os.getpid() == owner:
-        with contextlib.suppress(BaseException):
+        try:  # noqa: SIM105 - contextlib is not imported for this
             sys.stdout.flush()
-        data = _ENCODE(verdict).encode()
+        except BaseException:
+            pass
+        data = encode(verdict)
         while data:
             data = data[os.write(descriptor, data) :]
     os._exit(0)
+
+
+def encode(verdict: dict[str, Any]) -> bytes:
+    """As JSON; the usual verdict without the package `json`, which costs as much as an interpreter's start."""
+    if "failed" not in verdict and not verdict["components"]:
+        passed = {None: "null", True: "true", False: "false"}[verdict["passed"]]
+        return f'{{"score": {verdict["score"]!r}, "components": {{}}, "passed": {passed}}}'.encode()
+    import json
+
+    return json.dumps(verdict).encode()
 
 
 def main(make_env: Callable[[str], Any] | None) -> None:
@@ -64,7 +75,7 @@ def main(make_env: Callable[[str], Any] | None) -> None:
     """
     owner, descriptor = os.getpid(), os.dup(1)
     os.dup2(2, 1)
-    request = json.loads(sys.stdin.buffer.read())
+    request = marshal.loads(sys.stdin.buffer.read())
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     sys.meta_path.append(LatePackages())

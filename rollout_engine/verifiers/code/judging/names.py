@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
-import re
-import string
-
 TYPE_CHECKING = False  # to import `typing` would cost more than all the rest
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -19,11 +14,15 @@ def normalized_contains(target: object, blob: object) -> bool:
 
 
 def _normalized(text: object) -> str:
+    import string
+
     return " ".join(str(text).lower().translate(str.maketrans("", "", string.punctuation)).split())
 
 
 def extract_numbers(text: object) -> list[float]:
     """Every number in a text, as floats; commas between digits are dropped."""
+    import re
+
     return [float(found) for found in re.findall(r"-?\d+(?:\.\d+)?", str(text).replace(",", ""))]
 
 
@@ -34,6 +33,8 @@ def contains_number(text: object, target: Any) -> bool:
             target = float(target.replace(",", ""))
         except ValueError:
             return False
+    import math
+
     return any(math.isclose(found, float(target), rel_tol=1e-9, abs_tol=1e-9) for found in extract_numbers(text))
 
 
@@ -64,7 +65,10 @@ NAMES: dict[str, Any] = {
     "contains_number": contains_number,
     "IgnoreConfig": IgnoreConfig,
     "Environment": object,
-    "json": json,
-    "re": re,
-    "string": string,
 }
+_MODULES = ("json", "re", "string")
+
+
+def names_for(used: set[str]) -> dict[str, Any]:
+    """What code that uses these names may find: a module only if used, as importing all would double the cost."""
+    return {**NAMES, **{name: __import__(name) for name in _MODULES if name in used}}

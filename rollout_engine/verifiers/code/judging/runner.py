@@ -6,16 +6,16 @@ A verdict is a dict: {"score", "components", "passed"}, or {"failed": "raised" |
 
 from __future__ import annotations
 
-import ast
+import _ast as ast
 import builtins
 import math
 import types
 
-from rollout_engine.verifiers.code.judging.names import NAMES
+from rollout_engine.verifiers.code.judging.names import names_for
 
 TYPE_CHECKING = False  # to import `typing` would cost more than all the rest
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
     from typing import Any
 
 FILE = "verifier_code.py"
@@ -43,23 +43,42 @@ def judge(code: str, final_answer: str | None, conversation: list[Any], env: Any
 
 def load(code: str) -> Callable[..., Any]:
     """The function that the code means, after running the code in one namespace."""
-    tree = plain(ast.parse(code, FILE))
+    tree = plain(parse(code))
     name = entry(tree)
     if name is None:
         raise BadReturn("the code defines no function `verify` or `validate_task`, and none that takes `env`")
-    namespace = {**NAMES, "__name__": "verifier_code", "__builtins__": builtins}
+    used = {node.id for node in walk(tree) if isinstance(node, ast.Name)}
+    namespace = {**names_for(used), "__name__": "verifier_code", "__builtins__": builtins}
     exec(compile(tree, FILE, "exec", dont_inherit=True), namespace)
     function: Callable[..., Any] = namespace[name]
     return function
 
 
+def parse(code: str) -> ast.Module:
+    """As `ast.parse` does, without the package `ast`."""
+    tree = compile(code, FILE, "exec", ast.PyCF_ONLY_AST, dont_inherit=True)
+    assert isinstance(tree, ast.Module)
+    return tree
+
+
 def plain(tree: ast.Module) -> ast.Module:
     """Without what only the reference's own client knows: imports of `fleet`, and its decorator."""
-    tree.body = [node for node in tree.body if not _is_fleet(node)] or [ast.Pass()]
-    for node in ast.walk(tree):
+    tree.body = [node for node in tree.body if not _is_fleet(node)] or [ast.Pass(lineno=1, col_offset=0)]
+    for node in walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             node.decorator_list = [item for item in node.decorator_list if not _is_verifier(item)]
-    return ast.fix_missing_locations(tree)
+    return tree
+
+
+def walk(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all below it, as `ast.walk` does."""
+    todo = [node]
+    while todo:
+        node = todo.pop()
+        yield node
+        for name in node._fields:
+            value = getattr(node, name, None)
+            todo.extend(item for item in (value if isinstance(value, list) else [value]) if isinstance(item, ast.AST))
 
 
 def _is_fleet(node: ast.stmt) -> bool:
