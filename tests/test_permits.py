@@ -184,6 +184,7 @@ def test_random_events_keep_the_lease_the_order_and_the_books(steps: list[tuple[
             elif name == "renew":
                 if (tokens < 0) != (other < 0):
                     await settle()  # so that it is known which starts took a token
+                    before = permits.in_use
                 permits.renew(Lease(number, float(other)))
                 if other < 0:
                     tokens = -1.0
