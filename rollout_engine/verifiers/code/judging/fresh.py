@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_ENCODE = json.JSONEncoder().encode
-"""Taken before any code could replace it."""
-
 
 class LatePackages:
     """Finds installed packages, once something that is not in the standard library is imported."""
