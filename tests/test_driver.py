@@ -142,6 +142,11 @@ class Drive:
     def rows(self) -> list[RolloutRecord]:
         return [record for batch in self.store.batches for record in batch_to_records(batch)]
 
+    @property
+    def quiet(self) -> bool:
+        """Whether no host holds anything and all rows are committed."""
+        return self.driver._scheduler.held_count == 0 and self.driver._uncommitted_bytes == 0
+
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
             while not holds():
@@ -273,7 +278,7 @@ async def test_nothing_is_granted_while_a_consumer_is_behind_and_it_goes_on_once
         assert stream is not None
         await drive.until(lambda: stream.unread_rows > 10)
         handle = drive.hosts.handles[0]
-        await drive.until(lambda: drive.driver._scheduler.held_count == 0)
+        await drive.until(lambda: drive.quiet)
         before, heartbeat = stream.unread_rows, handle.exchanges
         await drive.until(lambda: handle.exchanges > heartbeat + 1)
         assert stream.unread_rows == before <= 10 + 2 * 4 + 4
@@ -290,7 +295,7 @@ async def test_unread_bytes_bound_a_consumer_too() -> None:
         stream = drive.submit(tasks, read=True).stream
         assert stream is not None
         await drive.until(lambda: stream.unread_bytes > 400_000)
-        await drive.until(lambda: drive.driver._scheduler.held_count == 0)
+        await drive.until(lambda: drive.quiet)
         assert stream.unread_bytes < 2_000_000
         assert sum([batch.num_rows async for batch in stream]) == 16
 
