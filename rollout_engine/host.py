@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -27,13 +28,17 @@ from rollout_engine.probe import Probe, probe
 from rollout_engine.rollout import Model, PreparedTask, Resources, Rollout
 from rollout_engine.sandboxes import make_provider
 from rollout_engine.store.traces import TraceWriter, sees_run
-from rollout_engine.types import RolloutRecord, RolloutSpec, Sampling, new_record
+from rollout_engine.types import Boundary, Failure, RolloutRecord, RolloutSpec, Sampling, new_record
 from rollout_engine.verifiers.workshop import Workshop
 
 log = logging.getLogger(__name__)
 
 IDLE_BODIES = 1024
 """Task bodies kept after their last rollout, in case another one of the same task comes."""
+SWEEP_S = 5.0
+"""How often the host looks for rollouts that should have ended."""
+OVERDUE_S = 10.0
+"""A rollout that goes on for so long after its deadline, or after its cancellation, is given up."""
 CLOSE_S = 20.0
 """The longest that a stopping host waits for its rollouts to clean up."""
 
@@ -59,6 +64,8 @@ class _Entry:
     cancelled: bool = False
     ended: bool = False
     """The rollout itself is over; only its row is still on its way."""
+    ends_at: float = math.inf
+    """By then it has ended, unless its agent or verifier does not let itself be cancelled."""
 
 
 @dataclass(slots=True)
@@ -105,6 +112,8 @@ class Host:
         self._closing = False
         self._heard = 0.0
         self._watch: asyncio.Task[None] | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+        self._abandoned: set[asyncio.Task[None]] = set()
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -140,14 +149,14 @@ class Host:
         )
         self._heard = self._loop.time()
         self._watch = asyncio.create_task(self._watch_lease(), name="lease watchdog")
+        self._sweeper = asyncio.create_task(self._sweep(), name="sweeper")
 
     async def close(self) -> None:
         """Cancels what runs, removes every sandbox and closes every connection, in bounded time."""
         self._closing = True
         tasks = [entry.task for entry in self._held.values() if entry.task is not None]
-        if self._watch is not None and self._watch is not asyncio.current_task():
-            tasks.append(self._watch)
-        for task in tasks:
+        tasks += [each for each in (self._watch, self._sweeper) if each not in (None, asyncio.current_task())]
+        for task in (*tasks, *self._abandoned):
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_S)
@@ -301,6 +310,7 @@ class Host:
             self._active += 1
             self._counts.started += 1
             entry.rollout = Rollout(entry.spec, prepared, self._resources, self._slot_free)
+            entry.ends_at = self._loop.time() + prepared.deadline_s + OVERDUE_S
             entry.task = self._loop.create_task(self._run(entry, entry.rollout))
 
     async def _run(self, entry: _Entry, rollout: Rollout) -> None:
@@ -308,15 +318,42 @@ class Host:
             await rollout.run()
         except asyncio.CancelledError:
             # Cancelled by key: that is the rollout's row. By the host's own end: nobody is left to tell.
-            if not entry.cancelled:
+            if not entry.cancelled or entry.ended:
                 raise
             rollout.record.cancel()
+        if entry.ended:
+            return
         entry.ended = True
         record = rollout.record
         await self._spill(record)
         row = await asyncio.to_thread(to_row, record) if row_bytes(record) > BIG_ROW_BYTES else None
         self._active -= 1
         self._finish(entry, record, row)
+
+    async def _sweep(self) -> None:
+        """Gives up rollouts that are long overdue: user code that swallows its cancellation holds nobody up."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now = self._loop.time()
+            for entry in [entry for entry in self._held.values() if entry.ends_at < now and not entry.ended]:
+                if entry.rollout is not None and entry.task is not None:
+                    self._abandon(entry, entry.rollout, entry.task)
+
+    def _abandon(self, entry: _Entry, rollout: Rollout, task: asyncio.Task[None]) -> None:
+        """Writes the row of a rollout that does not end; what it still does counts no more."""
+        message = f"it did not let itself be ended; was in phase {rollout.phase}"
+        log.error("host=%s rollout=%s %s", self.plan.host_id, entry.spec, message)
+        entry.ended = True
+        record = replace(rollout.record, turns=list(rollout.record.turns), ended_at=time.time())
+        record.num_turns = len(record.turns)
+        failure = Failure(Boundary.DEADLINE, "DeadlineError", message, retryable=False)
+        record.cancel(failure) if entry.cancelled else record.fail(failure)
+        for left in (task, self._loop.create_task(rollout.abandon())):
+            self._abandoned.add(left)
+            left.add_done_callback(self._abandoned.discard)
+        task.cancel()
+        self._active -= 1
+        self._finish(entry, record)
 
     async def _spill(self, record: RolloutRecord) -> None:
         """Moves large turns into this host's trace file, where hosts can reach the run directory."""
@@ -349,6 +386,7 @@ class Host:
         if entry is None or entry.cancelled or entry.ended:
             return
         entry.cancelled = True
+        entry.ends_at = min(entry.ends_at, self._loop.time() + self.plan.config.limits.close_s + OVERDUE_S)
         if entry.task is not None:
             # Not before its first step: a coroutine that was never entered could not make its row.
             self._loop.call_soon(self._interrupt, entry)

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+STOP_S = 30.0
+"""What does not let itself be cancelled, or cleans up for longer than this, is left behind."""
+
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
     """uvloop's where it is there: it halves the cost of a socket event."""
@@ -52,11 +55,13 @@ class LoopThread:
 async def _cancel_others() -> None:
     # What is being cancelled already may be cleaning up, and need the tasks beside it for that.
     if ending := [task for task in _others() if task.cancelling()]:
-        await asyncio.wait(ending)
+        await asyncio.wait(ending, timeout=STOP_S)
     others = _others()
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    if others:
+        done, _ = await asyncio.wait(others, timeout=STOP_S)
+        await asyncio.gather(*done, return_exceptions=True)
 
 
 def _others() -> list[asyncio.Task[Any]]:

@@ -173,6 +173,11 @@ class Rollout:
             record.num_turns = len(record.turns)
             record.ended_at = time.time()
 
+    async def abandon(self) -> None:
+        """Frees the slot and removes the sandbox of a rollout whose user code does not let itself be cancelled."""
+        self._free_slot()
+        await self._close()
+
     async def _phases(self, deadline: float) -> None:
         loop, record = asyncio.get_running_loop(), self.record
         limit = asyncio.timeout_at(deadline)

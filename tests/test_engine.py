@@ -20,6 +20,7 @@ import pytest
 from aiohttp import web
 
 import rollout_engine
+from rollout_engine import host, loopthread
 from rollout_engine import tasks as tasks_module
 from rollout_engine.config import ModelSpec
 from rollout_engine.engine import RolloutEngine
@@ -574,6 +575,34 @@ async def test_closing_with_work_left_is_an_interruption(tmp_path: Path) -> None
 
 def bytes_below(path: Path) -> list[bytes]:
     return [file.read_bytes() for file in path.rglob("*") if file.is_file()]
+
+
+async def test_closing_takes_no_longer_because_an_agent_does_not_let_itself_be_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "CLOSE_S", 0.2)
+    monkeypatch.setattr(loopthread, "STOP_S", 0.2)
+    gate = Gate()
+    agent = {"agent": "tests.test_host:Deaf", "agent_options": {"gate": gate.name}}
+    async with make_engine(tmp_path / "run", **agent) as engine:
+        running = asyncio.create_task(engine.finish(make_tasks(2)))
+        await gate.reached(2)
+        began = time.monotonic()
+        await engine.close()
+        assert time.monotonic() - began < 3
+        with pytest.raises(RunError):
+            await running
+    assert status_of(tmp_path / "run") == "interrupted"
+
+
+async def test_two_engines_in_one_process_do_not_meet(tmp_path: Path) -> None:
+    async def run(name: str, tasks: int) -> list[Group]:
+        async with make_engine(tmp_path / name, scripted(name), k=2) as engine:
+            return [group async for group in engine.groups(make_tasks(tasks))]
+
+    for groups, tasks, name in zip(await asyncio.gather(run("a", 3), run("b", 5)), (3, 5), "ab", strict=True):
+        assert_whole(groups, tasks, 2)
+        assert {group.model for group in groups} == {name}
 
 
 async def test_a_key_is_in_no_written_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from rollout_engine.agents.base import AgentLimits, AgentModel, OnTurn
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import HostError, InputError
 from rollout_engine.exchange import HostLimits, Lease, Reply, Request, scramble
-from rollout_engine.host import IDLE_BODIES, Host
+from rollout_engine.host import IDLE_BODIES, OVERDUE_S, SWEEP_S, Host
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.schema import batch_to_records
 from rollout_engine.specs import Task, body_digest, task_body
@@ -375,24 +375,87 @@ async def test_cancelling_twice_too_late_or_nothing_changes_nothing() -> None:
 
 
 class Deaf:
-    """Does not let itself be cancelled."""
+    """Does not let itself be cancelled, as user code with a bare `except:` in a loop does not."""
+
+    def __init__(self, gate: str) -> None:
+        self._gate = Gate._all[gate]
 
     async def run(
         self, task: Task, model: AgentModel, sandbox: Sandbox | None, limits: AgentLimits, on_turn: OnTurn
     ) -> StopReason:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.Event().wait()
-        return StopReason.FINISHED
+        completion = await model.complete(task.messages())
+        on_turn(Turn(0, [completion.message], completion))
+        while True:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._gate.enter()
+                return StopReason.FINISHED
 
 
-async def test_an_agent_that_swallows_its_cancellation_still_has_one_row() -> None:
-    async with talking(make_config(agent="tests.test_host:Deaf")) as talk:
-        await talk.say(*specs(1))
-        await asyncio.sleep(0.01)
-        await talk.say(cancel=[0])
-        (row,) = await talk.until(1)
-        assert row.status in ("cancelled", "completed")
-        assert (await talk.say()).held_count == 0
+def deaf(gate: Gate) -> dict[str, Any]:
+    return {"agent": "tests.test_host:Deaf", "agent_options": {"gate": gate.name}}
+
+
+def test_a_rollout_that_does_not_let_itself_be_ended_is_given_up_after_its_deadline() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        clock = asyncio.get_running_loop().time
+        config = make_config(
+            host={"slots": 1, "prefetch": 0.0, "lease_s": 1e6}, limits={"agent_s": 100.0}, **deaf(gate)
+        )
+        async with talking(config) as talk:
+            began = clock()
+            await talk.say(*specs(1))
+            while not talk.rows:
+                await talk.say(wait_s=60.0)
+            (row,) = talk.rows
+            assert config.limits.deadline_s <= clock() - began <= config.limits.deadline_s + OVERDUE_S + 2 * SWEEP_S
+            assert (row.status, row.failure_boundary, row.failure_type) == ("failed", "deadline", "DeadlineError")
+            assert (row.retryable, row.score, row.num_turns) == (False, None, 1)
+            assert "was in phase agent" in (row.failure_message or "")
+            reply = await talk.say(*specs(1, first=1), acked=talk.received)
+            assert (reply.held_count, reply.running) == (1, 1)
+            gate.open()
+            rows = await talk.until(2)
+            assert [(row.key, row.status) for row in rows] == [(0, "failed"), (1, "completed")]
+            await talk.say(wait_s=30.0)
+            assert len(talk.rows) == 2
+
+    in_virtual_time(scenario())
+
+
+def test_a_cancelled_rollout_that_goes_on_is_given_up_soon() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        clock = asyncio.get_running_loop().time
+        async with talking(make_config(host={"lease_s": 1e6}, **deaf(gate))) as talk:
+            await talk.say(*specs(2))
+            await gate.reached(2)
+            began = clock()
+            await talk.say(cancel=[0])
+            while not talk.rows:
+                await talk.say(wait_s=60.0)
+            assert [(row.key, row.status) for row in talk.rows] == [(0, "cancelled")]
+            assert clock() - began <= 30.0 + OVERDUE_S + 2 * SWEEP_S
+            gate.open()
+            assert [row.status for row in await talk.until(2)] == ["cancelled", "completed"]
+
+    in_virtual_time(scenario())
+
+
+def test_a_host_closes_in_bounded_time_whatever_its_rollouts_do() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        clock = asyncio.get_running_loop().time
+        async with talking(make_config(**deaf(gate))) as talk:
+            await talk.say(*specs(3))
+            await gate.reached(3)
+            began = clock()
+            await talk.host.close()
+            assert clock() - began <= 21.0
+            gate.open()
+            await asyncio.sleep(0.1)
+
+    in_virtual_time(scenario())
 
 
 # -- what is said, and when -------------------------------------------------------------------------------------------

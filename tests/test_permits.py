@@ -165,7 +165,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(STEPS)
 def test_random_events_keep_the_lease_the_order_and_the_books(steps: list[tuple[str, int, int]]) -> None:
     async def scenario() -> None:
@@ -177,6 +177,7 @@ def test_random_events_keep_the_lease_the_order_and_the_books(steps: list[tuple[
             before = permits.in_use
             if name == "call":
                 callers.call()
+                await asyncio.sleep(0)  # it stands in line now: order is that of standing in line
             elif name == "end" and callers.holding:
                 callers.end()
             elif name == "cancel" and callers.waiting:
@@ -184,6 +185,7 @@ def test_random_events_keep_the_lease_the_order_and_the_books(steps: list[tuple[
             elif name == "renew":
                 if (tokens < 0) != (other < 0):
                     await settle()  # so that it is known which starts took a token
+                    before = permits.in_use
                 permits.renew(Lease(number, float(other)))
                 if other < 0:
                     tokens = -1.0

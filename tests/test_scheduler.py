@@ -178,7 +178,7 @@ def test_random_events_end_every_key_once_and_keep_every_limit(
     space = KeySpace(m, k)
     rules = RetrySpec(max_retries=2, max_host_losses=2, backoff_s=2.0, breaker_failures=4, breaker_trips=2)
     scheduler = planned(space, slots, rules, limits=[limit] * m)
-    hosts = ["h0", "h1"]
+    hosts, joined = ["h0", "h1"], 1
     for host in hosts:
         scheduler.join(host)
     ended: Counter[int] = Counter()
@@ -207,7 +207,8 @@ def test_random_events_end_every_key_once_and_keep_every_limit(
             lost = scheduler.lost(host)
             end(lost.given_up + lost.cancelled)
         elif name == "join":
-            hosts.append(f"h{len(hosts)}-{number}-{now}")
+            joined += 1
+            hosts.append(f"h{joined}")
             scheduler.join(hosts[-1])
         elif name == "cancel":
             end(scheduler.cancel([number % (slots * space.per_slot)])[0])

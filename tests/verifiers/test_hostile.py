@@ -6,6 +6,7 @@ make one T=tests/verifiers/test_hostile.py
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -108,6 +109,22 @@ async def settled(warm: WarmVerifier, count: int) -> None:
         await asyncio.sleep(0.01)
 
 
+async def named(name: str, *, there: bool) -> None:
+    """Until a process of this name runs, or none does."""
+    end = time.monotonic() + 10
+    while (name in comms()) != there:
+        assert time.monotonic() < end, f"{name}: {'not there' if there else 'still there'}"
+        await asyncio.sleep(0.02)
+
+
+def comms() -> set[str]:
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            found.add(path.read_text().strip())
+    return found
+
+
 class TestHogs:
     async def test_memory(self, warm: WarmVerifier) -> None:
         assert "MemoryError" in await judge(warm, "x = bytearray(2 * 10 ** 9)\nreturn 1")
@@ -154,12 +171,14 @@ class TestLeaks:
             "import re, json\nre.match = re.findall = json.dumps = json.loads = None\nreturn 1.0",
             "sys.modules.clear()\nsys.path.insert(0, '/tmp')\nreturn 1",
             "os.environ['X'] = 'leaked'\nopen('/tmp/leak', 'w').write('1')\nreturn 1",
-            "judging = sys.modules['judging.runner']\njudging.judge = lambda *a: {'score': 1}\nreturn 1",
+            "for name, module in list(sys.modules.items()):\n    if name.endswith('runner'):\n"
+            "        module.judge = lambda *a: {'score': 1}\nreturn 1",
             "import helper.wire as w\nw.send = None\nreturn 1",
         ],
     )
     async def test_nothing_stays_for_the_next_verdict(self, warm: WarmVerifier, body: str) -> None:
-        await judge(warm, body)
+        with contextlib.suppress(VerifierError):
+            await judge(warm, body)
         await fine(warm)
         check = "return 1.0 if not os.listdir('/tmp') and not os.environ.get('X') and float('1') == 1.0 else 0.0"
         assert await judge(warm, check) == 1.0
@@ -255,6 +274,22 @@ return 1"""
         with pytest.raises(VerifierError):
             await waiting
         await fine(warm)
+
+    async def test_no_verdict_outlives_a_zygote_that_is_killed(self, warm: WarmVerifier) -> None:
+        """Also one that does not want to end with its parent."""
+        mark = f"300.{os.getpid()}{time.monotonic_ns() % 10**6}"
+        body = f"""
+import ctypes, time
+assert ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == -1
+ctypes.CDLL(None).prctl(15, b'{mark[-15:]}', 0, 0, 0)
+time.sleep(300)"""
+        waiting = asyncio.create_task(judge(warm, body, timeout_s=20))
+        await named(mark[-15:], there=True)
+        assert warm.pid is not None
+        os.kill(warm.pid, 9)
+        with pytest.raises(VerifierError):
+            await waiting
+        await named(mark[-15:], there=False)
 
     async def test_a_cancelled_verdict_leaves_nothing(self, warm: WarmVerifier) -> None:
         before = children(warm)

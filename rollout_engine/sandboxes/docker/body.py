@@ -16,7 +16,7 @@ from rollout_engine.sandboxes.docker.images import Image
 DROPPED_CAPABILITIES = ["AUDIT_WRITE", "MKNOD", "NET_RAW"]
 """Beyond what Docker drops by default: no program of a task needs them."""
 _IDLE = ["sleep", "2147483647"]
-_SCRATCH = "/tmp"
+SCRATCH = "/tmp"
 _SCRATCH_SHARE = 4
 """Of a limited disk, one part in so many is /tmp, the rest the working directory."""
 
@@ -84,16 +84,16 @@ class Body:
 def _limited_disk(spec: SandboxSpec, labels: Mapping[str, str]) -> list[Mount]:
     """A read-only root with size-limited tmpfs volumes where a task writes.
 
-    Storage drivers hold no quota on ordinary file systems. Volumes, not tmpfs mounts: the archive API sees them,
-    and they start with what the image has there. They are anonymous, so they go with the container.
+    Storage drivers hold no quota on ordinary file systems. Volumes, not tmpfs mounts: the archive API sees them. They
+    start empty (`archive.fill` puts in what the image has there), and are anonymous, so they go with the container.
     """
     scratch = spec.disk_bytes // _SCRATCH_SHARE
-    parts = {spec.workdir: spec.disk_bytes - scratch, _SCRATCH: scratch}
+    parts = {spec.workdir: spec.disk_bytes - scratch, SCRATCH: scratch}
     return [_volume(path, size, spec.inodes // len(parts), labels) for path, size in parts.items()]
 
 
 def _volume(path: str, size: int, inodes: int, labels: Mapping[str, str]) -> Mount:
-    mode = "1777" if path == _SCRATCH else "0777"
+    mode = "1777" if path == SCRATCH else "0777"
     options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size},nr_inodes={inodes},nosuid,nodev,mode={mode}"}
     mount = Mount(path, None, type="volume")
     mount["VolumeOptions"] = {"DriverConfig": {"Name": "local", "Options": options}, "Labels": dict(labels)}

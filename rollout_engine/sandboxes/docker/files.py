@@ -59,7 +59,7 @@ def read(api: APIClient, container: str, path: str, max_bytes: int) -> bytes:
         raise PermissionError(f"{path} is no regular file")
     if found.size > max_bytes:
         raise ValueError(f"{path} has {found.size} bytes, more than the {max_bytes} allowed")
-    with _archive(api, container, found.path, max_bytes) as tar:
+    with archive(api, container, found.path, max_bytes) as tar:
         member = tar.next()
         content = tar.extractfile(member) if member is not None and member.isreg() else None
         if content is None:
@@ -106,15 +106,6 @@ def upload(api: APIClient, container: str, source: Path, path: str, ids: Ids) ->
     _put(api, container, path, fill, ids)
 
 
-def add_layer(api: APIClient, container: str, source: Path, ids: Ids) -> None:
-    """Copies a folder's or a tar's content over the container's root."""
-    if source.is_dir():
-        upload(api, container, source, "/", ids)
-        return
-    with source.open("rb") as file:
-        _send(api, container, "/", file)
-
-
 def download(api: APIClient, container: str, path: str, target: Path, max_bytes: int) -> None:
     """Copies a file or folder out; links and special files are left behind, a link at `path` itself is refused."""
     made = not target.exists()
@@ -127,7 +118,7 @@ def download(api: APIClient, container: str, path: str, target: Path, max_bytes:
 
 
 def _download(api: APIClient, container: str, path: str, target: Path, max_bytes: int) -> None:
-    with _archive(api, container, path, max_bytes) as tar:
+    with archive(api, container, path, max_bytes) as tar:
         room = max_bytes
         for count, entry in enumerate(tar):
             if count >= MAX_ENTRIES:
@@ -181,8 +172,20 @@ def _stat(api: APIClient, container: str, path: str) -> _Stat:
     raise FileNotFoundError(f"{path}: too many levels of links")
 
 
+def can_be(api: APIClient, container: str, path: str) -> bool:
+    """Whether all that leads to a path is folders."""
+    while (path := posixpath.dirname(path)) != "/":
+        try:
+            if not _stat(api, container, path).mode & _GO_DIR:
+                return False
+        except FileNotFoundError:
+            return False
+    return True
+
+
 @contextlib.contextmanager
-def _archive(api: APIClient, container: str, path: str, max_bytes: int) -> Iterator[tarfile.TarFile]:
+def archive(api: APIClient, container: str, path: str, max_bytes: int) -> Iterator[tarfile.TarFile]:
+    """What is at a path, its own name first; links below it, and itself, are not followed."""
     try:
         chunks, _ = api.get_archive(container, path, chunk_size=_CHUNK_BYTES)
     except NotFound as error:
@@ -222,7 +225,7 @@ def _put(api: APIClient, container: str, path: str, fill: _Fill, ids: Ids) -> No
     while True:
         try:
             with _packed(missing, name, fill, ids) as spool:
-                _send(api, container, folder, spool)
+                send(api, container, folder, spool)
             return
         except NotFound:
             if folder == "/":
@@ -244,8 +247,9 @@ def _packed(missing: list[str], name: str, fill: _Fill, ids: Ids) -> Iterator[IO
         yield spool
 
 
-def _send(api: APIClient, container: str, folder: str, spool: IO[bytes]) -> None:
-    options = {"path": folder, "noOverwriteDirNonDir": "1"}
+def send(api: APIClient, container: str, folder: str, spool: IO[bytes], *, replace: bool = False) -> None:
+    """`replace`: a folder may take the place of a file, and the other way round."""
+    options = {"path": folder, "noOverwriteDirNonDir": "" if replace else "1"}
     response = api.put(_url(api, container), params=options, data=spool, timeout=api.timeout)
     try:
         _check(response.raise_for_status)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import struct
 from typing import NamedTuple
@@ -67,11 +68,13 @@ class Hijacked:
 
     async def send(self, data: bytes | memoryview) -> None:
         """Writes; a reader that has gone is no error here, its exit code says what happened."""
-        try:
-            self._writer.write(data)
-            await self._writer.drain()
-        except OSError:
-            return
+        with contextlib.suppress(OSError):
+            await self.write(data)
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Writes. Raises OSError where the connection is gone."""
+        self._writer.write(data)
+        await self._writer.drain()
 
     def send_eof(self) -> None:
         try:

@@ -44,48 +44,38 @@ class Images:
         self._used: dict[str, float] = {}
         self._labels = {**labels, MADE: "1"}
         self._importing = asyncio.Lock()
-        self._preparing: dict[str, asyncio.Lock] = {}
         self._mine = uuid.uuid4().hex[:8]
 
     async def resolve(self, spec: SandboxSpec) -> Image:
-        """Raises DockerImageMissing; SandboxStartError where nothing was named."""
-        tags = [layer for layer in spec.layers if is_prepared(layer)]
-        if tags:
-            self._used[tags[-1]] = time.monotonic()
-            return await self._named(tags[-1])
+        """What a spec without layers starts from. Raises DockerImageMissing; SandboxStartError where none is named."""
         if spec.image is not None:
-            return await self._named(spec.image)
+            return await self.named(spec.image)
         if spec.tar is not None or spec.directory is not None:
             return await self._imported(Path(spec.tar or spec.directory or ""))
         if self._default is None:
             raise SandboxStartError(_NO_IMAGE)
-        return await self._named(self._default)
+        return await self.named(self._default)
 
     def forget(self, image: Image) -> None:
         """After the daemon said that an image is gone."""
-        self._known = {tag: known for tag, known in self._known.items() if known.id != image.id}
+        for tag in [tag for tag, known in self._known.items() if known.id == image.id]:
+            del self._known[tag]
+            self._used.pop(tag, None)
 
-    def preparing(self, key: str) -> asyncio.Lock:
-        """Held while a task is prepared, so that it is prepared once."""
-        return self._preparing.setdefault(key, asyncio.Lock())
-
-    def prepared(self, key: str) -> str | None:
-        """The tag of a task that is prepared already, and now used again."""
-        tag = self._tag(key)
+    def use(self, tag: str) -> bool:
+        """Whether a prepared image is there; it is then the last to go."""
         if tag not in self._used:
-            return None
+            return False
         self._used[tag] = time.monotonic()
-        return tag
+        return True
 
-    async def commit(self, container: str, key: str) -> str:
-        """Freezes a container's files as a prepared task's image and removes those longest unused."""
-        tag = self._tag(key)
-        config = {"Labels": self._labels}
+    async def commit(self, container: str, tag: str, user: str) -> None:
+        """Freezes a container's files as an image, and removes those longest unused."""
+        config = {"Labels": self._labels, "User": user}
         repository, name = tag.split(":")
         await self._engine.ask("commit", lambda api: api.commit(container, repository, name, conf=config))
         self._used[tag] = time.monotonic()
         await self.trim()
-        return tag
 
     async def trim(self, keep: int | None = None) -> None:
         """Removes prepared images, longest unused first; one that is still in use stays until the next time."""
@@ -96,11 +86,11 @@ class Images:
             self._known.pop(tag, None)
             await self._engine.ask("remove image", partial(remove_image, tag=tag))
 
-    def _tag(self, key: str) -> str:
+    def prepared_tag(self, name: str) -> str:
         """This provider's own: another's may be removed at any time."""
-        return f"{PREPARED_REPOSITORY}:{self._mine}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+        return f"{PREPARED_REPOSITORY}:{self._mine}-{name}"
 
-    async def _named(self, tag: str) -> Image:
+    async def named(self, tag: str) -> Image:
         if tag not in self._known:
             self._known[tag] = await self._inspect(tag)
         return self._known[tag]
@@ -122,10 +112,10 @@ class Images:
             except OSError as error:
                 raise SandboxStartError(f"docker: {source} cannot be read: {error}") from error
             try:
-                return await self._named(tag)
+                return await self.named(tag)
             except SandboxStartError:
                 await self._engine.ask("import", lambda api: _import(api, source, tag, self._labels))
-            return await self._named(tag)
+            return await self.named(tag)
 
 
 def is_prepared(layer: str) -> bool:

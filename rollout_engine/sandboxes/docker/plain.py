@@ -6,30 +6,53 @@ open, it reports the end two seconds late. A command that kills everything ends 
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import itertools
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from docker import APIClient
 from docker.errors import APIError, NotFound
 
+from rollout_engine.errors import SandboxError, SandboxStartError
 from rollout_engine.sandboxes.docker import files
 from rollout_engine.sandboxes.docker.capture import Tail
 from rollout_engine.sandboxes.docker.engine import Engine
 from rollout_engine.sandboxes.docker.failures import died, translate
-from rollout_engine.sandboxes.docker.hijack import STDERR, Hijacked, HijackRefused
-from rollout_engine.sandboxes.docker.running import Command, Ending, Running, exit_code
+from rollout_engine.sandboxes.docker.hijack import Hijacked, HijackRefused
+from rollout_engine.sandboxes.docker.plain_command import PlainRunning, PlainTalk, Refused, RefusedTalk
+from rollout_engine.sandboxes.docker.running import Command, Running, Talk
 
 T = TypeVar("T")
 
 # The first line of stderr is the pid inside, which the API does not tell and a kill needs; exec keeps it.
 _HEADED = ["/bin/sh", "-c", 'echo $$ >&2; exec "$@"', "sh"]
-_INSPECT_PAUSES_S = (0.005, 0.02, 0.05, 0.1, 0.2)
 _OOM_COUNTS = "echo ran; cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null"
-_KILL_S = 10.0
+_PATHS_AT_ONCE = 200
+_QUIESCE = r"""
+spared() { # whose session, or whose parent's, is kept; the container's own two processes; this shell
+  p=$1; turn=0
+  while [ "$p" -gt 1 ] && [ $turn -lt 50 ]; do
+    [ "$p" = $$ ] && return 0
+    IFS= read -r line < /proc/$p/stat || return 0
+    set -- ${line##*)}
+    case "$1" in Z|X) return 0;; esac
+    [ "$2" = 1 ] && [ "$4" = 1 ] && return 0
+    case "$kept" in *" $4 "*) return 0;; esac
+    p=$2; turn=$((turn + 1))
+  done
+  return 1
+}
+round=0
+while [ $round -lt 200 ]; do
+  left=0
+  for folder in /proc/[0-9]*; do
+    [ ${folder#/proc/} = 1 ] || spared ${folder#/proc/} || { left=1; kill -9 ${folder#/proc/}; }
+  done
+  [ $left = 0 ] && echo done && exit
+  round=$((round + 1))
+done 2>/dev/null
+"""
 
 
 class PlainExecutor:
@@ -41,13 +64,18 @@ class PlainExecutor:
 
     async def spawn(self, command: Command) -> Running:
         if any("\0" in part for part in command.argv):
-            return _Refused("an argument with a null byte")
-        exec_id = await self._create([*_HEADED, *command.argv], command)
-        stream = await self._start(exec_id)
-        running = _PlainRunning(self, exec_id, stream)
+            return Refused("an argument with a null byte")
+        exec_id = await self._create([*_HEADED, *command.argv], command, stdin=command.stdin is not None)
+        running = PlainRunning(self, exec_id, await self._start(exec_id))
         if command.stdin is not None:
             running.feed(command.stdin)
         return running
+
+    async def connect(self, command: Command) -> Talk:
+        if any("\0" in part for part in command.argv):
+            return RefusedTalk("an argument with a null byte")
+        exec_id = await self._create([*_HEADED, *command.argv], command, stdin=True)
+        return PlainTalk(self, exec_id, await self._start(exec_id))
 
     async def read(self, path: str, max_bytes: int) -> bytes:
         return await self._call("read", lambda api: files.read(api, self._container, path, max_bytes))
@@ -57,6 +85,22 @@ class PlainExecutor:
 
     async def close(self) -> None:
         """Nothing is held between commands."""
+
+    async def cut(self, paths: Sequence[str]) -> None:
+        for start in range(0, len(paths), _PATHS_AT_ONCE):
+            script = "rm -rf -- " + shlex.join(paths[start : start + _PATHS_AT_ONCE])
+            if await self._ask(f"{script} && echo done") != b"done\n":
+                raise SandboxStartError(f"docker: {self.name}: its layers' paths could not be removed")
+
+    async def quiesce(self, keep: Sequence[Running]) -> None:
+        """By a shell in the container: less certain than the supervisor, as what runs there may get in its way."""
+        kept = [str(running.pid) for running in keep if isinstance(running, PlainRunning) and running.ending() is None]
+        script = f"kept=' {' '.join(kept)} '\n{_QUIESCE}"
+        if await self._ask(script) != b"done\n":
+            raise SandboxError(f"docker: {self.name}: not every process could be ended")
+
+    async def freeze(self) -> None:
+        await self._call("kill", lambda api: api.kill(self._container))
 
     async def kill_group(self, pid: int) -> None:
         await self._ask(f"kill -9 -{pid}")
@@ -94,12 +138,12 @@ class PlainExecutor:
         state: dict[str, Any] = found["State"]
         return state
 
-    async def _create(self, argv: list[str], command: Command) -> str:
+    async def _create(self, argv: list[str], command: Command, *, stdin: bool = False) -> str:
         def create(api: APIClient) -> dict[str, Any]:
             return api.exec_create(
                 self._container,
                 argv,
-                stdin=command.stdin is not None,
+                stdin=stdin,
                 environment=dict(command.env),
                 workdir=command.cwd,
                 user=command.user or self._user,
@@ -126,94 +170,3 @@ class PlainExecutor:
             if error.status_code == 409:
                 raise died(self.name, "its container does not run") from error
             raise translate(error, what) from error
-
-
-class _Refused:
-    """A command that no program can get."""
-
-    def __init__(self, reason: str) -> None:
-        self.stdout, self.stderr = Tail(), Tail()
-        self.stderr.append(f"cannot run: {reason}\n".encode())
-
-    async def wait(self) -> Ending:
-        return Ending(126)
-
-    def ending(self) -> Ending | None:
-        return Ending(126)
-
-    async def kill(self) -> None:
-        """There is nothing to kill."""
-
-
-class _PlainRunning:
-    def __init__(self, executor: PlainExecutor, exec_id: str, stream: Hijacked) -> None:
-        self.stdout, self.stderr = Tail(), Tail()
-        self._executor, self._exec_id, self._stream = executor, exec_id, stream
-        self._pid: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._head = b""
-        self._feeding: asyncio.Task[None] | None = None
-        self._task = asyncio.create_task(self._run())
-        self._task.add_done_callback(lambda task: task.cancelled() or task.exception())  # a job may never be asked
-
-    def feed(self, data: bytes) -> None:
-        self._feeding = asyncio.create_task(self._feed(data))
-
-    async def wait(self) -> Ending:
-        return await asyncio.shield(self._task)
-
-    def ending(self) -> Ending | None:
-        return self._task.result() if self._task.done() else None
-
-    async def kill(self) -> None:
-        """Nothing to kill where the command ended, or never came to run."""
-        with contextlib.suppress(TimeoutError, asyncio.InvalidStateError):
-            async with asyncio.timeout(_KILL_S):
-                started: list[asyncio.Future[Any]] = [self._task, self._pid]
-                await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
-                await self._executor.kill_group(self._pid.result())
-                await asyncio.wait([self._task])
-
-    async def _feed(self, data: bytes) -> None:
-        await self._stream.send(data)
-        self._stream.send_eof()
-
-    async def _run(self) -> Ending:
-        try:
-            while (frame := await self._stream.frame()) is not None:
-                self._take(*frame)
-            return await self._ending()
-        finally:
-            if self._feeding is not None:
-                self._feeding.cancel()
-            self._stream.close()
-
-    def _take(self, stream: int, data: bytes) -> None:
-        if stream != STDERR:
-            self.stdout.append(data)
-        elif self._pid.done():
-            self.stderr.append(data)
-        else:
-            self._head += data
-            line, newline, rest = self._head.partition(b"\n")
-            if newline and line.isdigit():
-                self._pid.set_result(int(line))
-                self.stderr.append(rest)
-
-    async def _ending(self) -> Ending:
-        """The stream may end before the command does: it closed its output, or the daemon is a moment late."""
-        for attempt in itertools.count():
-            found = await self._executor.inspect(self._exec_id)
-            if not found["Running"] and found["ExitCode"] is not None:
-                break
-            await asyncio.sleep(_INSPECT_PAUSES_S[min(attempt, len(_INSPECT_PAUSES_S) - 1)])
-        code = exit_code(int(found["ExitCode"]))
-        if code >= 0 and self._pid.done():
-            return Ending(code)
-        state = await self._executor.state()
-        if not state["Running"]:
-            raise died(self._executor.name, f"its container exited with {state['ExitCode']}")
-        if not self._pid.done():
-            self.stderr.append(self.stdout.value() + self._head)  # the runtime's own words
-            self.stdout = Tail()
-            return Ending(126)
-        return Ending(code, oom=code == -9 and await self._executor.was_oom())

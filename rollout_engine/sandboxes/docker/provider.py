@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import contextlib
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
-from functools import partial
-from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, TypeAlias, cast
 
 from docker import APIClient
 from docker.errors import APIError, NotFound
 
 from rollout_engine.errors import SandboxError, SandboxStartError, SandboxUnavailable, crossing
-from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
-from rollout_engine.sandboxes.docker import owner, supply
+from rollout_engine.sandboxes.base import Recipe, SandboxSpec
+from rollout_engine.sandboxes.docker import archive, owner, supply
+from rollout_engine.sandboxes.docker.archive import Layer
 from rollout_engine.sandboxes.docker.body import Body, limits_enforced, unenforceable
 from rollout_engine.sandboxes.docker.engine import Engine
 from rollout_engine.sandboxes.docker.failures import NO_SUBNET_STATUSES, image_missing, networks_exhausted, translate
-from rollout_engine.sandboxes.docker.files import Ids, add_layer, make_folder
-from rollout_engine.sandboxes.docker.images import Image, Images, is_prepared
+from rollout_engine.sandboxes.docker.files import Ids, make_folder
+from rollout_engine.sandboxes.docker.images import Image, Images
+from rollout_engine.sandboxes.docker.layers import Layers
 from rollout_engine.sandboxes.docker.plain import PlainExecutor
 from rollout_engine.sandboxes.docker.reaper import Reaped, reap, remove
 from rollout_engine.sandboxes.docker.running import Executor
@@ -30,6 +29,9 @@ from rollout_engine.sandboxes.docker.supervised import SupervisedExecutor
 from rollout_engine.sandboxes.docker.users import ids_of
 
 log = logging.getLogger(__name__)
+
+_Laid: TypeAlias = list[tuple[list[str], IO[bytes]]]
+"""Of each layer, lowest first: the paths that go, and the tar that comes over them."""
 
 
 class DockerProvider:
@@ -60,6 +62,7 @@ class DockerProvider:
         self._labels = owner.labels(self._owner, run, host, epoch)
         self._runtime = runtime
         self._images = Images(self._engine, image, prepared_limit, self._labels)
+        self._layers = Layers(self._images, self.open, prepared_limit)
         self._supervise, self._supplied, self._supplying = supervise, False, asyncio.Lock()
         self._volume: str | None = None
         self._info: dict[str, Any] | None = None
@@ -75,9 +78,12 @@ class DockerProvider:
         info = await self._ready()
         if spec.require_limits and (lacking := unenforceable(info)):
             raise SandboxStartError(f"docker: this daemon cannot hold the required limits: {', '.join(lacking)}")
-        image = await self._images.resolve(spec)
+        image, over = await self._layers.resolve(spec)
+        if spec.require_limits and over:  # nothing can be put into a limited disk's read-only root: make an image
+            whole = await self._layers.prepare(spec, Recipe())
+            image, over = await self._layers.resolve(whole)
         name = f"rollout-{uuid.uuid4().hex[:16]}"
-        opening = asyncio.ensure_future(self._open(spec, image, name))
+        opening = asyncio.ensure_future(self._open(spec, image, over, name))
         try:
             sandbox = await asyncio.shield(opening)
             self._open_ones.add(sandbox)
@@ -86,21 +92,15 @@ class DockerProvider:
             self._later(self._bury(opening, name))
             raise
 
-    async def prepare(self, spec: SandboxSpec, key: str, setup: Callable[[Sandbox], Awaitable[None]]) -> SandboxSpec:
-        """Runs `setup` once per `key` in a sandbox and freezes its files; the spec returned starts from them.
+    async def prepare(self, spec: SandboxSpec, recipe: Recipe) -> SandboxSpec:
+        """Freezes the files of a sandbox that carried the recipe out as an image; many who ask share one making.
 
-        A prepared image holds files, not processes, and nothing under a limited disk (`require_limits`).
+        It holds files, not processes. The images longest unused go where there are too many, and are made again.
         """
-        async with self._images.preparing(key):
-            tag = self._images.prepared(key)
-            if tag is None:
-                sandbox = await self.open(dataclasses.replace(spec, require_limits=False))
-                try:
-                    await setup(sandbox)
-                    tag = await self._images.commit(sandbox.container, key)
-                finally:
-                    await sandbox.close()
-        return dataclasses.replace(spec, layers=(*spec.layers, tag))
+        return await self._layers.prepare(spec, recipe)
+
+    async def release(self, layer: str) -> None:
+        self._layers.release(layer)
 
     async def reap(self) -> Reaped:
         """Removes what dead owners left with this daemon. Done before the first sandbox; welcome at any time."""
@@ -129,6 +129,7 @@ class DockerProvider:
         except SandboxUnavailable as error:
             log.warning("docker: nothing could be removed at the end: %s", error)
         finally:
+            self._layers.close()
             self._engine.close()
 
     async def _ready(self) -> dict[str, Any]:
@@ -138,8 +139,21 @@ class DockerProvider:
                 self._info = await self._engine.ask("info", lambda api: api.info())
             return self._info
 
-    async def _open(self, spec: SandboxSpec, image: Image, name: str) -> DockerSandbox:
+    async def _open(self, spec: SandboxSpec, image: Image, over: list[Layer], name: str) -> DockerSandbox:
         labels = {**self._labels, **({owner.ROLLOUT: spec.label} if spec.label else {})}
+        with contextlib.ExitStack() as held:
+            # Opened now: a layer may be released meanwhile.
+            laid = [(layer.gone, held.enter_context(layer.reader())) for layer in over]
+            return await self._start_with(spec, image, laid, name, labels)
+
+    async def _start_with(
+        self,
+        spec: SandboxSpec,
+        image: Image,
+        laid: list[tuple[list[str], IO[bytes]]],
+        name: str,
+        labels: dict[str, str],
+    ) -> DockerSandbox:
         supervisor = await self._supervisor(image)
         network = await self._network(spec, name, labels) or spec.network
         body = Body(spec, image, name, labels, network, self._runtime, supervisor)
@@ -148,28 +162,34 @@ class DockerProvider:
         ids = await ids_of(self._engine, container, user)
         if ids != Ids() and not spec.require_limits:
             await self._engine.ask("chown", lambda api: make_folder(api, container, spec.workdir, ids))
-        await self._lay(spec, container, ids)
         executor = await self._executor(body, container, user)
+        try:
+            with crossing(SandboxStartError, f"docker: {name}: its layers"):
+                if spec.require_limits:
+                    await self._engine.call("fill", lambda api: archive.fill(api, container, image.id, spec, labels))
+                for gone, file in laid:
+                    await self._lay(executor, container, gone, file)
+        except BaseException:
+            await executor.close()
+            raise
         return DockerSandbox(
             self._engine,
             executor,
             container=container,
             name=name,
-            workdir=spec.workdir,
+            spec=spec,
             ids=ids,
             limits_enforced=limits_enforced(self._info or {}, spec),
+            keep=self._layers.keep,
             remove=lambda: self._remove(name),
             closed=self._open_ones.discard,
         )
 
-    async def _lay(self, spec: SandboxSpec, container: str, ids: Ids) -> None:
-        """Layers that are no prepared image are folders or tars of this host, copied in lowest first."""
-        for layer in spec.layers:
-            if not is_prepared(layer):
-                with crossing(SandboxStartError, f"docker: layer {layer}"):
-                    await self._engine.call(
-                        "layer", partial(add_layer, container=container, source=Path(layer), ids=ids)
-                    )
+    async def _lay(self, executor: Executor, container: str, gone: list[str], file: IO[bytes]) -> None:
+        """Nothing but the supervisor runs there yet."""
+        if gone:
+            await executor.cut(gone)
+        await self._engine.call("layer", lambda api: archive.put(api, container, file))
 
     async def _network(self, spec: SandboxSpec, name: str, labels: dict[str, str]) -> str | None:
         """`bridge` means a network of its own: on the daemon's default one, sandboxes reach each other."""
@@ -209,7 +229,7 @@ class DockerProvider:
         async with self._supplying:
             if not self._supplied and self._supervise:
                 info = self._info or {}
-                self._volume = await supply.supply(self._engine, info, image.id, self._labels)
+                self._volume = await supply.supply(self._engine, info, image.id, self._owner)
             self._supplied = True
             return self._volume
 

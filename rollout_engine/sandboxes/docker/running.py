@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from rollout_engine.sandboxes.docker.capture import Tail
+from rollout_engine.sandboxes.docker.capture import Outlet, Tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +46,29 @@ class Running(Protocol):
         ...
 
 
+class Talk(Running, Protocol):
+    """A command whose output is read, and whose input is written, while it runs."""
+
+    @property
+    def outlet(self) -> Outlet: ...
+
+    async def write(self, data: bytes) -> None:
+        """As fast as the program reads. Raises BrokenPipeError once nobody reads."""
+        ...
+
+    def cut(self) -> None:
+        """Ends both directions here."""
+        ...
+
+
 class Executor(Protocol):
     """One way of running commands in one container."""
 
     async def spawn(self, command: Command) -> Running: ...
+
+    async def connect(self, command: Command) -> Talk:
+        """Starts a command to talk to."""
+        ...
 
     async def read(self, path: str, max_bytes: int) -> bytes:
         """A regular file's bytes. Raises OSError of the kind that `open` would raise, ValueError above `max_bytes`."""
@@ -57,6 +76,18 @@ class Executor(Protocol):
 
     async def write(self, path: str, data: bytes, mode: int) -> bool:
         """Writes a whole file; False where the caller must send it by the archive API."""
+        ...
+
+    async def cut(self, paths: Sequence[str]) -> None:
+        """Removes whatever is at these paths, as root; links are not followed. Only before anything else ran."""
+        ...
+
+    async def quiesce(self, keep: Sequence[Running]) -> None:
+        """Kills every process but those of these commands and what they started."""
+        ...
+
+    async def freeze(self) -> None:
+        """Ends whatever runs, so that the files stay as they are; nothing can be started any more."""
         ...
 
     async def close(self) -> None: ...

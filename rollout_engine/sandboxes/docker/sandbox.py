@@ -15,19 +15,22 @@ from docker import APIClient
 from docker.errors import APIError, NotFound
 
 from rollout_engine.errors import ExecTimeout
-from rollout_engine.sandboxes.base import MAX_READ_BYTES, JobStatus
-from rollout_engine.sandboxes.docker import files
+from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, SandboxSpec
+from rollout_engine.sandboxes.docker import archive, files
+from rollout_engine.sandboxes.docker.archive import Layer
 from rollout_engine.sandboxes.docker.engine import Engine
 from rollout_engine.sandboxes.docker.failures import died, translate
 from rollout_engine.sandboxes.docker.files import Ids
-from rollout_engine.sandboxes.docker.running import Command, Ending, Executor, Running
+from rollout_engine.sandboxes.docker.running import Command, Ending, Executor, Running, Talk
+from rollout_engine.sandboxes.docker.stream import DockerStream
 from rollout_engine.types import ExecResult
 
 T = TypeVar("T")
 
 
 class DockerSandbox:
-    """A live container. `remove` and `closed` are the provider's: they take it away, and out of its books."""
+    """A live container. `keep`, `remove` and `closed` are the provider's: they take a layer, and the container, and it
+    out of the books."""
 
     def __init__(
         self,
@@ -36,20 +39,25 @@ class DockerSandbox:
         *,
         container: str,
         name: str,
-        workdir: str,
+        spec: SandboxSpec,
         ids: Ids,
         limits_enforced: str,
+        keep: Callable[[Layer], str],
         remove: Callable[[], Awaitable[None]],
         closed: Callable[[DockerSandbox], None],
     ) -> None:
         self.container, self.name = container, name
         self._engine, self._executor = engine, executor
-        self._workdir, self._ids, self._limits = workdir, ids, limits_enforced
-        self._remove, self._closed = remove, closed
+        self._spec, self._workdir, self._ids, self._limits = spec, spec.workdir, ids, limits_enforced
+        self._keep, self._remove, self._closed = keep, remove, closed
         self._jobs: dict[str, Running] = {}
         self._numbers = itertools.count(1)
         self._removing: asyncio.Future[None] | None = None
         self._kills: set[asyncio.Task[None]] = set()
+
+    @property
+    def isolated(self) -> bool:
+        return True
 
     @property
     def limits_enforced(self) -> str:
@@ -66,7 +74,7 @@ class DockerSandbox:
         user: str | None = None,
     ) -> ExecResult:
         started = time.monotonic()
-        running = await self._spawn(argv, cwd, env, user, stdin)
+        running = await self._spawn(self._command(argv, cwd, env, user, stdin))
         try:
             async with asyncio.timeout(timeout_s):
                 ending = await running.wait()
@@ -105,7 +113,7 @@ class DockerSandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
     ) -> str:
-        running = await self._spawn(argv, cwd, env, user, None)
+        running = await self._spawn(self._command(argv, cwd, env, user, None))
         job = f"job-{next(self._numbers)}"
         self._jobs[job] = running
         return job
@@ -121,6 +129,41 @@ class DockerSandbox:
         self._check_open()
         await self._jobs[job].kill()
 
+    async def quiesce(self, keep: Sequence[str] = ()) -> None:
+        self._check_open()
+        await self._executor.quiesce([self._jobs[job] for job in keep])
+
+    async def export(self, paths: Sequence[str]) -> str:
+        self._check_open()
+        await self._executor.freeze()
+        wanted = [path if path == EVERYTHING else posixpath.normpath(self._absolute(path)) for path in paths]
+        taking = asyncio.ensure_future(
+            self._files("export", lambda api: archive.take(api, self.container, wanted, self._spec))
+        )
+        try:
+            name = self._keep(await asyncio.shield(taking))
+        except asyncio.CancelledError:
+            taking.add_done_callback(_drop)
+            raise
+        await self.close()
+        return name
+
+    async def connect(
+        self,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> DockerStream:
+        command = self._command(argv, cwd, env, user, None)
+        connecting = asyncio.ensure_future(self._executor.connect(command))
+        try:
+            return DockerStream(await asyncio.shield(connecting), self._check_open)
+        except asyncio.CancelledError:
+            self._kill_behind(connecting)
+            raise
+
     async def close(self) -> None:
         """Removes the container even where the caller is cancelled meanwhile; a second call waits for the first."""
         if self._removing is None:
@@ -132,18 +175,20 @@ class DockerSandbox:
         await self._remove()
         self._closed(self)
 
-    async def _spawn(
+    def _command(
         self,
         argv: Sequence[str],
         cwd: str | None,
         env: Mapping[str, str] | None,
         user: str | None,
         stdin: bytes | None,
-    ) -> Running:
+    ) -> Command:
         self._check_open()
         if not argv:
             raise ValueError("a command needs a program")
-        command = Command(list(argv), self._absolute(cwd or "."), dict(env or {}), user or "", stdin)
+        return Command(list(argv), self._absolute(cwd or "."), dict(env or {}), user or "", stdin)
+
+    async def _spawn(self, command: Command) -> Running:
         spawning = asyncio.ensure_future(self._executor.spawn(command))
         try:
             return await asyncio.shield(spawning)
@@ -151,12 +196,14 @@ class DockerSandbox:
             self._kill_behind(spawning)
             raise
 
-    def _kill_behind(self, what: Running | asyncio.Future[Running]) -> None:
+    def _kill_behind(self, what: Running | asyncio.Future[Running] | asyncio.Future[Talk]) -> None:
         """Kills after the caller was cancelled, without making it wait; `close` ends whatever is left."""
 
         async def kill() -> None:
-            running = await what if isinstance(what, asyncio.Future) else what
-            await running.kill()
+            if isinstance(what, asyncio.Future):
+                await (await what).kill()
+            else:
+                await what.kill()
 
         task = asyncio.create_task(kill())
         self._kills.add(task)
@@ -193,3 +240,9 @@ def _result(running: Running, ending: Ending, started: float) -> ExecResult:
     stdout, stderr = running.stdout.value(), running.stderr.value()
     truncated = running.stdout.truncated or running.stderr.truncated
     return ExecResult(ending.exit_code, stdout, stderr, truncated, ending.oom, time.monotonic() - started)
+
+
+def _drop(taking: asyncio.Future[Layer]) -> None:
+    """What was exported for one who was cancelled meanwhile."""
+    if not taking.cancelled() and taking.exception() is None:
+        taking.result().close()

@@ -12,7 +12,7 @@ import errno
 import itertools
 import os
 import struct
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from docker import APIClient
 from docker.errors import APIError, NotFound
@@ -23,22 +23,23 @@ from rollout_engine.sandboxes.docker.capture import Tail
 from rollout_engine.sandboxes.docker.engine import Engine
 from rollout_engine.sandboxes.docker.failures import died, translate
 from rollout_engine.sandboxes.docker.hijack import STDOUT, Hijacked
-from rollout_engine.sandboxes.docker.running import Command, Ending, Running
+from rollout_engine.sandboxes.docker.running import Command, Ending, Running, Talk
+from rollout_engine.sandboxes.docker.supervised_command import STAGE_EXEC, Supervised, SupervisedTalk
 from rollout_engine.sandboxes.files import plain_errors
 
-_RUN, _KILL = 1, 2
-_HELLO, _OUT, _ERR, _EXIT, _FAIL = range(5)
-_STAGE_USER, _STAGE_CWD, _STAGE_EXEC = 1, 2, 3
+_RUN, _KILL, _FEED, _GRANT, _QUIESCE = range(1, 6)
+_HELLO, _OUT, _ERR, _EXIT, _FAIL, _TAKEN, _SHUT, _QUIET = range(8)
+_NO_INPUT, _ALL_INPUT, _TALKS = range(3)
 _HEAD = struct.Struct("=IBI")
 _COUNTS = struct.Struct("=IIB")
 _ENDING = struct.Struct("=iBi")
 _GROUP = struct.Struct("=i")
+_NUMBER = struct.Struct("=I")
 _FAILURE = struct.Struct("=Bi")
 _SLICE_BYTES = 256 * 1024
 _HELLO_S = 60.0
 _BUILT_IN_S = 120.0
-_KILL_S = 5.0
-_NAME_CHARS = 500
+_QUIESCE_S = 30.0
 MAX_INPUT_BYTES = 64 * 2**20
 """More than this goes by the archive API: the supervisor holds an input in the sandbox's own memory."""
 
@@ -49,7 +50,8 @@ class SupervisedExecutor:
     def __init__(self, engine: Engine, stream: Hijacked, container: str, name: str, user: str, env: Mapping[str, str]):
         self._engine, self._stream, self._container, self._name = engine, stream, container, name
         self._user, self._env = user, dict(env)
-        self._commands: dict[int, _Supervised] = {}
+        self._commands: dict[int, Supervised] = {}
+        self._quiets: dict[int, asyncio.Future[int]] = {}
         self._ids = itertools.count(1)
         self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lost: SandboxError | None = None
@@ -82,12 +84,17 @@ class SupervisedExecutor:
         return made
 
     async def spawn(self, command: Command) -> Running:
-        env = {**self._env, **command.env}
-        argv = [os.fsencode(part) for part in command.argv]
-        return self._order(argv, command.cwd, env, command.user or self._user, command.stdin, Tail())
+        running = Supervised(self, next(self._ids), self._names(command))
+        self._order(running, command, _NO_INPUT if command.stdin is None else _ALL_INPUT)
+        return running
+
+    async def connect(self, command: Command) -> Talk:
+        talk = SupervisedTalk(self, next(self._ids), self._names(command))
+        self._order(talk, command, _TALKS)
+        return talk
 
     async def read(self, path: str, max_bytes: int) -> bytes:
-        running = self._built_in([b"\x01get", os.fsencode(path), b"%d" % max_bytes], None, Tail(max_bytes + 1))
+        running = self._built_in(["\x01get", path, str(max_bytes)], None, stdout=Tail(max_bytes + 1))
         if not await self._served(running, path, max_bytes):
             return await self._archive("read", lambda api: files.read(api, self._container, path, max_bytes))
         return running.stdout.value()
@@ -95,8 +102,36 @@ class SupervisedExecutor:
     async def write(self, path: str, data: bytes, mode: int) -> bool:
         if len(data) > MAX_INPUT_BYTES:
             return False
-        running = self._built_in([b"\x01put", os.fsencode(path), b"%o" % mode], data, Tail())
-        return await self._served(running, path, 0)
+        return await self._served(self._built_in(["\x01put", path, f"{mode:o}"], data), path, 0)
+
+    async def cut(self, paths: Sequence[str]) -> None:
+        """Removes whatever is at these paths."""
+        listed = b"".join(os.fsencode(path) + b"\0" for path in paths)
+        if not await self._served(self._built_in(["\x01cut"], listed, user="0"), "its layers' paths", 0):
+            raise SandboxStartError(f"docker: {self._name}: no process could be started in it")
+
+    async def quiesce(self, keep: Sequence[Running]) -> None:
+        self._check()
+        kept = {id(running) for running in keep}
+        numbers = [number for number, running in self._commands.items() if id(running) in kept]
+        if keep and not numbers:
+            numbers = [0]  # those to keep have ended: there is nobody to keep
+        asked = next(self._ids)
+        self._quiets[asked] = asyncio.get_running_loop().create_future()
+        self._send(_QUIESCE, asked, b"".join(map(_NUMBER.pack, numbers)))
+        try:
+            async with asyncio.timeout(_QUIESCE_S):
+                left = await self._quiets[asked]
+        except TimeoutError as error:
+            raise SandboxError(f"docker: {self._name}: its supervisor did not answer") from error
+        finally:
+            del self._quiets[asked]
+        if left:
+            raise SandboxError(f"docker: {self._name}: {left} processes could not be ended")
+
+    async def freeze(self) -> None:
+        """Ends whatever runs, so that the files stay as they are."""
+        await self.quiesce([])
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -109,8 +144,26 @@ class SupervisedExecutor:
         if self._lost is None:
             self._send(_KILL, number, _GROUP.pack(group))
 
-    def _built_in(self, argv: list[bytes], stdin: bytes | None, stdout: Tail) -> _Supervised:
-        return self._order(argv, "/", {}, self._user, stdin, stdout)
+    def feed(self, number: int, data: bytes) -> None:
+        self._send(_FEED, number, data)
+
+    def grant(self, number: int, count: int) -> None:
+        if self._lost is None:
+            self._send(_GRANT, number, _NUMBER.pack(count))
+
+    def forget(self, number: int) -> None:
+        self._commands.pop(number, None)
+
+    def _built_in(
+        self, argv: list[str], stdin: bytes | None, *, stdout: Tail | None = None, user: str = ""
+    ) -> Supervised:
+        command = Command(argv, "/", user=user, stdin=stdin)
+        running = Supervised(self, next(self._ids), self._names(command), stdout)
+        self._order(running, command, _NO_INPUT if stdin is None else _ALL_INPUT, env={})
+        return running
+
+    def _names(self, command: Command) -> tuple[str, str, str]:
+        return command.argv[0], command.cwd, command.user or self._user
 
     async def _archive(self, what: str, function: Callable[[APIClient], bytes]) -> bytes:
         try:
@@ -120,7 +173,7 @@ class SupervisedExecutor:
         except APIError as error:
             raise translate(error, what) from error
 
-    async def _served(self, running: _Supervised, path: str, max_bytes: int) -> bool:
+    async def _served(self, running: Supervised, path: str, max_bytes: int) -> bool:
         """A built-in ends with an errno. False: no process is left for it, so the archive API must do."""
         try:
             async with asyncio.timeout(_BUILT_IN_S):
@@ -138,21 +191,23 @@ class SupervisedExecutor:
         return True
 
     def _order(
-        self, argv: list[bytes], cwd: str, env: Mapping[str, str], user: str, stdin: bytes | None, stdout: Tail
-    ) -> _Supervised:
+        self, running: Supervised, command: Command, input_kind: int, env: Mapping[str, str] | None = None
+    ) -> None:
+        self._check()
+        variables = {**self._env, **command.env} if env is None else env
+        settings = [os.fsencode(f"{name}={value}") for name, value in variables.items()]
+        places = [os.fsencode(command.user or self._user), os.fsencode(command.cwd)]
+        parts = [*places, *(os.fsencode(part) for part in command.argv), *settings]
+        if any(b"\0" in part for part in parts):
+            running.cannot_start(STAGE_EXEC, errno.EINVAL)
+            return
+        self._commands[running.number] = running
+        counts = _COUNTS.pack(len(command.argv), len(settings), input_kind)
+        self._send(_RUN, running.number, counts + b"\0".join(parts) + b"\0", command.stdin or b"")
+
+    def _check(self) -> None:
         if self._lost is not None:
             raise self._lost
-        settings = [os.fsencode(f"{name}={value}") for name, value in env.items()]
-        parts = [os.fsencode(user), os.fsencode(cwd), *argv, *settings]
-        number = next(self._ids)
-        running = _Supervised(self, number, stdout, (os.fsdecode(argv[0]), cwd, user))
-        if any(b"\0" in part for part in parts):
-            running.cannot_start(_STAGE_EXEC, errno.EINVAL)
-            return running
-        self._commands[number] = running
-        counts = _COUNTS.pack(len(argv), len(settings), stdin is not None)
-        self._send(_RUN, number, counts + b"\0".join(parts) + b"\0", stdin or b"")
-        return running
 
     def _send(self, kind: int, number: int, payload: bytes, more: bytes = b"") -> None:
         """Puts a message in line; a cancelled caller can then not leave half of one on the wire."""
@@ -187,18 +242,31 @@ class SupervisedExecutor:
     def _hear(self, kind: int, number: int, payload: bytes) -> None:
         if kind == _HELLO and not self._hello.done():
             self._hello.set_result(None)
+        if kind == _QUIET and (quiet := self._quiets.get(number)) is not None and not quiet.done():
+            quiet.set_result(_NUMBER.unpack(payload)[0])
         running = self._commands.get(number)
         if running is None:
             return
-        if kind in (_OUT, _ERR):
-            (running.stdout if kind == _OUT else running.stderr).append(payload)
-            return
-        del self._commands[number]
-        if kind == _EXIT:
+        if kind == _OUT:
+            running.output(payload)
+        elif kind == _ERR:
+            running.stderr.append(payload)
+        elif kind == _EXIT:
             code, oom, group = _ENDING.unpack(payload)
             running.finish(Ending(code, bool(oom)), group)
         elif kind == _FAIL:
             running.cannot_start(*_FAILURE.unpack(payload))
+        elif isinstance(running, SupervisedTalk):
+            self._hear_talk(kind, running, payload)
+        if running.over:
+            running.leave()
+            self.forget(number)
+
+    def _hear_talk(self, kind: int, talk: SupervisedTalk, payload: bytes) -> None:
+        if kind == _TAKEN:
+            talk.taken(payload)
+        elif kind == _SHUT:
+            talk.shut()
 
     async def _why(self) -> SandboxError:
         """The stream ended: the container did, or the daemon."""
@@ -218,45 +286,6 @@ class SupervisedExecutor:
         for running in self._commands.values():
             running.lose(self._lost)
         self._commands.clear()
-
-
-class _Supervised:
-    """A command under way at a supervisor."""
-
-    def __init__(self, executor: SupervisedExecutor, number: int, stdout: Tail, names: tuple[str, str, str]) -> None:
-        self.stdout, self.stderr = stdout, Tail()
-        self._executor, self._number, self._names = executor, number, names
-        self._group = 0
-        self.refused = False
-        self._done: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
-
-    async def wait(self) -> Ending:
-        return await asyncio.shield(self._done)
-
-    def ending(self) -> Ending | None:
-        return self._done.result() if self._done.done() else None
-
-    async def kill(self) -> None:
-        if not self._done.done():
-            self._executor.kill(self._number)
-            await asyncio.wait([self._done], timeout=_KILL_S)
-        elif self._group:
-            self._executor.kill(self._number, self._group)
-
-    def finish(self, ending: Ending, group: int = 0) -> None:
-        self._group = group
-        if not self._done.done():
-            self._done.set_result(ending)
-
-    def cannot_start(self, stage: int, error: int) -> None:
-        """A result, as in a shell: 127 for a program that is not there, else 126."""
-        self.refused = True
-        program, cwd, user = self._names
-        what = {_STAGE_CWD: f"working directory {cwd}", _STAGE_USER: f"user {user}"}.get(stage, program)
-        self.stderr.append(os.fsencode(f"cannot run: {what[:_NAME_CHARS]}: {os.strerror(error)}\n"))
-        self.finish(Ending(127 if (stage, error) == (_STAGE_EXEC, errno.ENOENT) else 126))
-
-    def lose(self, why: Exception) -> None:
-        if not self._done.done():
-            self._done.set_exception(why)
-            self._done.exception()
+        for quiet in self._quiets.values():
+            if not quiet.done():
+                quiet.set_exception(self._lost)

@@ -3,40 +3,87 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
+import contextlib
 import functools
 import io
 import logging
+import os
 import platform
 import shutil
 import subprocess
 import tarfile
 import tempfile
+import threading
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from docker import APIClient
+from docker.errors import DockerException, NotFound
 from docker.types import Mount
+from requests.exceptions import RequestException
 
 from rollout_engine.sandboxes.docker.engine import Engine
+from rollout_engine.sandboxes.docker.owner import OWNER, Owner
 
 log = logging.getLogger(__name__)
 
 FOLDER = "/.rollout-engine"
 PROGRAM = f"{FOLDER}/supervisor"
-_SOURCE = Path(__file__).with_name("supervisor.c")
+_SOURCES = Path(__file__).with_name("supervisor")
 _COMPILE_S = 60.0
+_REMOVE_S = 5
 
 
-async def supply(engine: Engine, info: Mapping[str, Any], image: str, labels: Mapping[str, str]) -> str | None:
-    """The volume's name; None where there is no compiler here, or the daemon's machine is of another kind."""
+_volumes: dict[tuple[int, str], str] = {}
+"""Of this process, by its id (a fork has none) and the daemon's."""
+_filling = threading.Lock()
+
+
+async def supply(engine: Engine, info: Mapping[str, Any], image: str, owner: Owner) -> str | None:
+    """The volume's name; None where there is no compiler here, or the daemon's machine is of another kind.
+
+    One serves all providers of this process; it goes at the process's end, or, should that be sudden, to the reaper.
+    """
     if info.get("Architecture") != platform.machine():
         return None
     program = await asyncio.to_thread(compiled)
     if program is None:
         return None
-    return await engine.ask("supply", lambda api: _fill(api, program, image, labels))
+    return await engine.ask(
+        "supply", lambda api: _shared(api, engine.host, str(info.get("ID")), program, image, {OWNER: str(owner)})
+    )
+
+
+def _shared(api: APIClient, host: str, daemon: str, program: bytes, image: str, labels: Mapping[str, str]) -> str:
+    with _filling:
+        key = os.getpid(), daemon
+        if key not in _volumes or not _is_there(api, _volumes[key], labels):
+            _volumes[key] = _fill(api, program, image, labels)
+            atexit.register(_remove, host, key[0], _volumes[key])
+        return _volumes[key]
+
+
+def _is_there(api: APIClient, volume: str, labels: Mapping[str, str]) -> bool:
+    """One that was removed meanwhile may be there again, made by the daemon, and empty: without the labels."""
+    try:
+        return bool(api.inspect_volume(volume)["Labels"] == labels)
+    except NotFound:
+        return False
+
+
+def _remove(host: str, process: int, volume: str) -> None:
+    """One that is still used is left to the reaper."""
+    if process != os.getpid():
+        return
+    with contextlib.suppress(DockerException, RequestException, OSError):
+        api = APIClient(base_url=host, timeout=_REMOVE_S)
+        try:
+            api.remove_volume(volume)
+        finally:
+            api.close()
 
 
 @functools.cache
@@ -47,7 +94,7 @@ def compiled() -> bytes | None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "supervisor")
-        order = [compiler, "-static", "-Os", "-s", "-o", str(target), str(_SOURCE)]
+        order = [compiler, "-static", "-Os", "-s", "-o", str(target), *map(str, sorted(_SOURCES.glob("*.c")))]
         done = subprocess.run(order, capture_output=True, timeout=_COMPILE_S, check=False)
         if done.returncode != 0:
             log.info("docker: the supervisor cannot be compiled here: %s", done.stderr.decode(errors="replace")[-500:])

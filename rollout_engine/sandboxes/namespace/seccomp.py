@@ -23,17 +23,25 @@ _NEW = (
     sys.CLONE_NEWNS | sys.CLONE_NEWCGROUP | sys.CLONE_NEWUTS | sys.CLONE_NEWIPC | sys.CLONE_NEWUSER | sys.CLONE_NEWPID
     | sys.CLONE_NEWNET
 )  # fmt: skip
+_PR_SET_PDEATHSIG, _SIGKILL = 1, 9
 _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
 
 @functools.cache
-def program() -> bytes | None:
-    """The filter as the kernel takes it; None where it cannot be made here (see `rollout doctor`)."""
+def program(*, ends_with_parent: bool = False) -> bytes | None:
+    """The filter as the kernel takes it; None where it cannot be made here (see `rollout doctor`).
+
+    `ends_with_parent`: whoever asked to be killed with its parent cannot take that back.
+    """
     try:
         import pyseccomp  # type: ignore[import-untyped, unused-ignore]
     except (ImportError, RuntimeError, OSError):
         return None
-    return _export(_build(pyseccomp))
+    rules = _build(pyseccomp)
+    if ends_with_parent:
+        wish, kill = pyseccomp.Arg(0, pyseccomp.EQ, _PR_SET_PDEATHSIG), pyseccomp.Arg(1, pyseccomp.NE, _SIGKILL)
+        _deny(pyseccomp, rules, errno.EPERM, "prctl", wish, kill)
+    return _export(rules)
 
 
 def _build(lib: Any) -> Any:

@@ -11,20 +11,22 @@ from pathlib import Path
 
 MODULES = ("names", "runner", "fresh", "env")
 
+_PACKAGE = "rollout_engine.verifiers.code.judging"
 _START = """
 import binascii, marshal, sys, types, zlib
 if MAGIC == sys.modules["_frozen_importlib_external"].MAGIC_NUMBER:
     SOURCES = marshal.loads(zlib.decompress(binascii.a2b_base64(COMPILED)))
-package = types.ModuleType("judging")
-package.__path__ = []
-sys.modules["judging"] = package
+def module(name):
+    made = sys.modules[name] = types.ModuleType(name)
+    parent, _, last = name.rpartition(".")
+    if parent:
+        setattr(sys.modules.get(parent) or module(parent), last, made)
+    return made
 for name, text in SOURCES:
-    module = types.ModuleType("judging." + name)
-    module.__package__ = "judging"
-    sys.modules[module.__name__] = module
-    setattr(package, name, module)
-    exec(text if isinstance(text, types.CodeType) else compile(text, name, "exec"), module.__dict__)
+    code = text if isinstance(text, types.CodeType) else compile(text, name + ".py", "exec")
+    exec(code, module(PACKAGE + "." + name).__dict__)
 """
+"""The packages above are stood in for by empty modules."""
 
 
 @functools.cache
@@ -36,8 +38,8 @@ def program(*, uses_env: bool) -> str:
     folder = Path(__file__).parent / "judging"
     names = MODULES if uses_env else MODULES[:-1]
     sources = [(name, (folder / f"{name}.py").read_text()) for name in names]
-    make_env = 'sys.modules["judging.env"].Env' if uses_env else "None"
+    make_env = f'sys.modules["{_PACKAGE}.env"].Env' if uses_env else "None"
     codes = [(name, compile(text, name, "exec", dont_inherit=True, optimize=2)) for name, text in sources]
     compiled = base64.b64encode(zlib.compress(marshal.dumps(codes)))
-    head = f"SOURCES = {sources!r}\nMAGIC, COMPILED = {MAGIC_NUMBER!r}, {compiled!r}\n"
-    return f'{head}{_START}\nsys.modules["judging.fresh"].main({make_env})\n'
+    head = f"PACKAGE, SOURCES = {_PACKAGE!r}, {sources!r}\nMAGIC, COMPILED = {MAGIC_NUMBER!r}, {compiled!r}\n"
+    return f'{head}{_START}\nsys.modules["{_PACKAGE}.fresh"].main({make_env})\n'

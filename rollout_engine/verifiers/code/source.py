@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from rollout_engine.errors import InputError
+from rollout_engine.errors import InputError, describe
 from rollout_engine.verifiers.code.judging import runner
 
 MAX_CODE_BYTES = 256 * 1024
@@ -34,7 +34,7 @@ def parse(code: str) -> Source:
         tree = runner.plain(ast.parse(code, runner.FILE))
         name = runner.entry(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"is no Python: {error}", where, "fix the code") from error
+        raise InputError(f"is no Python: {describe(error)}", where, "fix the code") from error
     if name is None:
         raise InputError(
             "defines no verifier function", where, "define `def verify(env, final_answer=None, conversation=None)`"

@@ -142,7 +142,7 @@ class WarmVerifier:
         launcher = LauncherProcess(self._on_event, self._on_end, module=ZYGOTE)
         try:
             hello = {"mode": mode, "run_as": self._run_as, "groups": True, "pretend_old": False}
-            await launcher.hello(hello, seccomp.program() or b"")
+            await launcher.hello(hello, seccomp.program(ends_with_parent=True) or b"")
             verdict = await self._judge(launcher, _TRIAL, TRIAL_S)
             if verdict.get("score") != 1.0:
                 raise VerifierError(f"a trial verdict was {verdict}")

@@ -69,6 +69,17 @@ while True:
     try: os.fork()
     except OSError: pass
 """
+COMET = r"""
+import os, signal
+while True:
+    try:
+        if os.fork(): os._exit(0)
+    except OSError: continue
+    os.setsid()
+    try: os.kill(-1, signal.SIGCONT)
+    except OSError: pass
+"""
+"""Never where it was seen, and wakes whoever was stopped."""
 HARMLESS = {"docker_socket": [], "interfaces": ["lo"]}
 
 
@@ -158,6 +169,15 @@ async def test_a_fork_bomb_stays_within_its_sandbox(sandbox: DockerSandbox, shar
     await sandbox.close()
     assert time.monotonic() - started < 15
     await neighbour.close()
+
+
+async def test_those_who_flee_and_wake_each_other_do_not_survive_a_quiesce(sandbox: DockerSandbox) -> None:
+    kept = await sandbox.start(["sh", "-c", "sleep 100 & wait"])
+    await asyncio.gather(*(sandbox.exec(["python3", "-c", COMET]) for _ in range(5)))
+    await sandbox.quiesce([kept])
+    names = (await sandbox.exec(["sh", "-c", "cat /proc/[0-9]*/comm"])).stdout.split()
+    assert (names.count(b"python3"), names.count(b"sleep")) == (0, 1)
+    assert (await sandbox.poll(kept)).exit_code is None
 
 
 async def test_a_memory_hog_is_named_and_its_neighbour_untouched(

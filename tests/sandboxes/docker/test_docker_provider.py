@@ -1,4 +1,4 @@
-"""What is docker's own: images, limits, labels, prepared tasks, and faults that are told apart by type.
+"""What is docker's own: images, limits, labels, and faults that are told apart by type.
 
 python -m pytest tests/sandboxes/docker/test_docker_provider.py
 """
@@ -241,43 +241,6 @@ async def test_networks_none_bridge_and_the_end_of_the_address_pools(daemon: Dae
                 await asyncio.to_thread(daemon.api.remove_network, name)
     await provider.close()
     assert daemon.left("nets") == []
-
-
-async def test_prepared_tasks_are_shared_images_bounded_in_number(daemon: Daemon) -> None:
-    provider = DockerProvider(run="prep", image="busybox", prepared_limit=2)
-    runs = 0
-
-    async def setup(sandbox: Sandbox) -> None:
-        nonlocal runs
-        runs += 1
-        await sandbox.write_file("given", b"%d" % runs)
-
-    specs = [await provider.prepare(SandboxSpec(), f"task-{number}", setup) for number in range(2)]
-    async with opened(provider, specs[0]) as first, opened(provider, specs[0]) as second:
-        await first.write_file("given", b"changed")
-        assert await second.read_file("given") == b"1"
-    again = await provider.prepare(SandboxSpec(), "task-0", setup)
-    assert (again, runs) == (specs[0], 2)
-    await provider.prepare(SandboxSpec(), "task-2", setup)
-    with pytest.raises(DockerImageMissing):
-        await provider.open(specs[1])
-    async with opened(provider, specs[0]) as sandbox:
-        assert await sandbox.read_file("given") == b"1"
-    await provider.close()
-    assert daemon.left("prep") == []
-
-
-async def test_layers_of_this_host_are_copied_in_lowest_first(shared: DockerProvider, tmp_path: Path) -> None:
-    for layer, names in (("low", "ab"), ("high", "bc")):
-        (tmp_path / layer / "workspace").mkdir(parents=True)
-        for name in names:
-            (tmp_path / layer / "workspace" / name).write_text(layer)
-    with tarfile.open(tmp_path / "high.tar", "w") as tar:
-        tar.add(tmp_path / "high", arcname=".")
-    async with opened(shared, SandboxSpec(layers=(str(tmp_path / "low"), str(tmp_path / "high.tar")))) as sandbox:
-        assert await out(sandbox, "cat a b c") == "lowhighhigh"
-    with pytest.raises(SandboxStartError, match="nowhere"):
-        await shared.open(SandboxSpec(layers=("/nowhere",)))
 
 
 async def test_required_limits_hold_the_disk_too(shared: DockerProvider) -> None:

@@ -11,7 +11,7 @@ import builtins
 import math
 import types
 
-from .names import names_for
+from rollout_engine.verifiers.code.judging.names import names_for
 
 TYPE_CHECKING = False  # to import `typing` would cost more than all the rest
 if TYPE_CHECKING:
