@@ -199,7 +199,7 @@ def test_random_events_keep_the_lease_the_order_and_the_books(steps: list[tuple[
         await settle()
         assert permits.in_use == len(callers.holding)
         assert permits.demand.waiting == len(callers.waiting)
-        assert callers.order == sorted(callers.order)
+        assert max(callers.order, default=-1) < min(callers.waiting, default=10**9)  # nobody has overtaken
         if tokens >= 0:
             assert permits.demand.tokens == tokens - (len(callers.order) - unlimited_since)
         permits.renew(UNLIMITED)
