@@ -90,9 +90,8 @@ async def measure(args: argparse.Namespace, models: list[ModelSpec], run_dir: Pa
     rollouts = args.tasks * args.k * len(models)
     said = check(found, args.k)
     kind = "pure code" if args.pure else "code that reads env"
-    print(
-        f"{args.tasks} tasks, {rollouts} rollouts, {kind}: {wall:.1f} s, {cpu / rollouts:.1f} ms CPU a rollout, dry runs in it"
-    )
+    cost = f"{cpu / rollouts:.1f} ms CPU a rollout, the dry runs in it"
+    print(f"{args.tasks} tasks, {rollouts} rollouts, {kind}: {wall:.1f} s ({rollouts / wall:.1f}/s), {cost}")
     print(f"{os.cpu_count()} cores, load before {load:.1f}; {said}")
     bound = BOUND_S * rollouts / 800
     print(f"to reach: under {bound:.0f} s for {rollouts} rollouts: {'reached' if wall < bound else 'MISSED'}")
