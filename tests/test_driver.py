@@ -145,7 +145,7 @@ class Drive:
     @property
     def quiet(self) -> bool:
         """Whether no host holds anything and all rows are committed."""
-        return self.driver._scheduler.held_count == 0 and self.driver._uncommitted_bytes == 0
+        return self.driver._scheduler.held_count == 0 and self.driver._commits.waiting_bytes == 0
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
