@@ -4,17 +4,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 T ?= tests
+UNIT := $(addprefix tests/test_,$(addsuffix .py,scheduler suspects leases permits exchange estimators intervals rewards \
+    match options tasks pickle single_turn taskcheck imports))
 
-.PHONY: demo test unit one check bench clean
+.PHONY: demo test test-all test-slow unit one check bench clean
 
 demo: $(READY)            ## set up, run the bundled tasks on Ray, print the reward table
 	$(BIN)/python examples/demo.py
 
-test: $(READY)            ## set up, run all tests (those without a component that this machine lacks are skipped)
+test: $(READY)            ## set up, run the tests (those without a component that this machine lacks are skipped)
+	$(BIN)/pytest -q -m "not slow"
+
+test-slow: $(READY)       ## the attacks, kills and leftovers: some five minutes
+	$(BIN)/pytest -q -m slow
+
+test-all: $(READY)        ## also the attacks, kills and leftovers: some ten minutes
 	$(BIN)/pytest -q
 
-unit: $(READY)            ## the tests that need neither Ray nor Docker
-	$(BIN)/pytest -q -m "not ray and not docker"
+unit: $(READY)            ## decisions, formulas and parsers: no sandbox, no server, no Ray
+	$(BIN)/pytest -q $(UNIT)
 
 one: $(READY)             ## one test: make one T=tests/test_scheduler.py::test_a_second_arrival_of_a_key_is_dropped
 	$(BIN)/pytest -q $(T)

@@ -31,7 +31,12 @@ def tasks(**deadly: dict[str, str]) -> Iterator[Task]:
 
 async def rows_of(**deadly: dict[str, str]) -> tuple[RolloutEngine, dict[str, dict[str, Any]]]:
     config = make_config(
-        scripted(latency_ms=50), ray="auto", agent="tests.ray.endings:Agent", host={"slots": 16}, retry={"backoff_s": 0}
+        scripted(latency_ms=50),
+        ray="auto",
+        agent="tests.ray.endings:Agent",
+        trusted_code=["tests.ray.endings:*"],
+        host={"slots": 16},
+        retry={"backoff_s": 0},
     )
     async with asyncio.timeout(60), RolloutEngine(config=config) as engine:
         rows = [record async for record in engine.rollouts(tasks(**deadly))]

@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-_PACKAGES = (
+STAND_INS = (
     "rollout_engine", "rollout_engine.sandboxes", "rollout_engine.sandboxes.namespace", "rollout_engine.verifiers",
     "rollout_engine.verifiers.code",
 )  # fmt: skip
+"""Packages that are empty there."""
 _ROOT = Path(__file__).parent.parent.parent
 
 _CODE = """
@@ -26,5 +27,5 @@ main(*{arguments!r})
 
 def command(module: str, *arguments: int | str) -> list[str]:
     """Runs `main(*arguments)` of a module below one of the packages."""
-    packages = [(name, str(_ROOT.joinpath(*name.split(".")[1:]))) for name in _PACKAGES]
+    packages = [(name, str(_ROOT.joinpath(*name.split(".")[1:]))) for name in STAND_INS]
     return [sys.executable, "-I", "-S", "-c", _CODE.format(packages=packages, module=module, arguments=arguments)]
