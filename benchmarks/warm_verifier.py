@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import marshal
 import os
 import subprocess
 import sys
@@ -42,7 +43,7 @@ async def measure(meter: Meter, warm: WarmVerifier, count: int, rounds: int) -> 
         await asyncio.gather(*(one() for _ in range(TOGETHER)))
 
     async def fresh() -> None:
-        request = json.dumps({**REQUEST, "workdir": "/"}).encode()
+        request = marshal.dumps({**REQUEST, "workdir": "/"})
         argv = [sys.executable, "-I", "-S", "-c", program(uses_env=False)]
         done = await asyncio.to_thread(subprocess.run, argv, input=request, capture_output=True, env={})
         assert json.loads(done.stdout)["score"] == 1.0, done
