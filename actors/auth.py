@@ -23,7 +23,7 @@ def prepare_auth(address: str) -> Callable[[], None]:
     before = os.environ.get(MODE)
     if address != "local" and before is None and has_token():
         os.environ[MODE] = "token"
-        _reread_ray_config()
+        reread_ray_config()
     return lambda: _restore(before)
 
 
@@ -32,7 +32,7 @@ def has_token() -> bool:
     return bool(os.environ.get(TOKEN) or os.environ.get(TOKEN_PATH) or (Path.home() / ".ray" / "auth_token").is_file())
 
 
-def _reread_ray_config() -> None:
+def reread_ray_config() -> None:
     """Ray reads the mode when it is imported, which has happened by now; a version without this reads it later."""
     try:
         from ray._raylet import Config  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.auth import reread_ray_config
 from tests.ray.rays import SharedRay
 
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS")
@@ -40,6 +41,7 @@ def _running(folder: Path, token: Path) -> Iterator[SharedRay]:
     try:
         import ray
 
+        reread_ray_config()  # another test of this process may have imported Ray before the token was there
         context = ray.init(
             address="local",
             num_cpus=4,
