@@ -21,14 +21,14 @@ from rollout_engine.config import RunConfig
 from rollout_engine.errors import HostError, TaskBodyError, failure_of
 from rollout_engine.exchange import HostLimits, Reply, Request, scramble
 from rollout_engine.machine import check_descriptors
-from rollout_engine.models import make_client
+from rollout_engine.models import make_client, sampling_of
 from rollout_engine.outbox import BIG_ROW_BYTES, Outbox, row_bytes, to_row, turns_bytes
 from rollout_engine.prepare import prepare
 from rollout_engine.probe import Probe, probe
 from rollout_engine.rollout import Model, PreparedTask, Resources, Rollout
 from rollout_engine.sandboxes import make_provider
 from rollout_engine.store.traces import TraceWriter, sees_run
-from rollout_engine.types import Boundary, Failure, RolloutRecord, RolloutSpec, Sampling, new_record
+from rollout_engine.types import Boundary, Failure, RolloutRecord, RolloutSpec, new_record
 from rollout_engine.verifiers.workshop import Workshop
 
 log = logging.getLogger(__name__)
@@ -129,9 +129,7 @@ class Host:
             spec.name: Model(
                 spec,
                 make_client(spec, api_key=self._keys.get(spec.name)),
-                Sampling(
-                    spec.temperature, spec.top_p, spec.max_tokens, spec.seed, spec.stop, spec.logprobs, spec.extra_body
-                ),
+                sampling_of(spec),
             )
             for spec in config.models
         }
