@@ -5,9 +5,9 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 T ?= tests
 UNIT := $(addprefix tests/test_,$(addsuffix .py,scheduler suspects leases permits exchange estimators intervals rewards \
-    match options tasks pickle single_turn taskcheck imports))
+    match options tasks pickle single_turn taskcheck imports peers_report))
 
-.PHONY: demo test test-all test-slow unit one check bench clean
+.PHONY: demo test test-all test-slow unit one check bench bench-peers chaos clean
 
 demo: $(READY)            ## set up, run the bundled tasks on Ray, print the reward table
 	$(BIN)/python examples/demo.py
@@ -15,10 +15,10 @@ demo: $(READY)            ## set up, run the bundled tasks on Ray, print the rew
 test: $(READY)            ## set up, run the tests (those without a component that this machine lacks are skipped)
 	$(BIN)/pytest -q -m "not slow"
 
-test-slow: $(READY)       ## the attacks, kills and leftovers: some five minutes
+test-slow: $(READY)       ## attacks, kills, leftovers, whole clusters, real agent programs: some fifteen minutes
 	$(BIN)/pytest -q -m slow
 
-test-all: $(READY)        ## also the attacks, kills and leftovers: some ten minutes
+test-all: $(READY)        ## both: some twenty minutes
 	$(BIN)/pytest -q
 
 unit: $(READY)            ## decisions, formulas and parsers: no sandbox, no server, no Ray
@@ -34,6 +34,12 @@ check: $(READY)           ## formatting, lint, types
 
 bench: $(READY)           ## benchmarks of the spine, with peers in the same run
 	$(BIN)/python -m benchmarks
+
+bench-peers: $(READY)     ## the peers at the same work in the same run; with Docker where a daemon answers: some 12 minutes
+	$(BIN)/python -m benchmarks.peers --write-readme
+
+chaos: $(READY)           ## 200 kills at random moments: no row lost or doubled, nothing left (an hour; root); SEED=1 KILLS=200
+	$(BIN)/python -m tests.chaos --seed $(or $(SEED),1) --kills $(or $(KILLS),200)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -4,10 +4,11 @@
     eval "$(.ci/docker.py start)"       exports DOCKER_HOST; `start` is quick where it already runs
     .ci/docker.py stop                  ends the daemon and unmounts what it mounted
     .ci/docker.py run -- make test-all  starts it, runs a command under it, ends it with the command
+    .ci/docker.py start busybox         with this image alone
 
 The images `busybox` (the static busybox) and `pybox` (a Debian root with python3) are made here.
 Its address pool holds only eight networks, so that a test can use it up.
-State: `.cache/docker`, `/run/rollout-docker-*`.
+State: `.cache/docker` (or ROLLOUT_DOCKER_STATE: a daemon of its own), `/run/rollout-docker-*`.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ import tempfile
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
-CACHE = REPO / ".cache" / "docker"
-RUN = Path("/run") / f"rollout-docker-{hashlib.sha256(str(REPO).encode()).hexdigest()[:8]}"
+OWN_STATE = os.environ.get("ROLLOUT_DOCKER_STATE")
+CACHE = Path(OWN_STATE) if OWN_STATE else REPO / ".cache" / "docker"
+RUN = Path("/run") / f"rollout-docker-{hashlib.sha256((OWN_STATE or str(REPO)).encode()).hexdigest()[:8]}"
 HOST = f"unix://{RUN}/docker.sock"
 PACKAGES = {  # the file that shows a package is there
     "docker.io": "/usr/sbin/dockerd",
@@ -127,12 +129,13 @@ def build_pybox(archive: Path) -> None:
         part.rename(archive)
 
 
-def start() -> None:
+def start(*images: str) -> None:
+    """Without names: with all images."""
     install()
     if daemon_pid() is None:
         launch()
     for name, make in (("busybox", import_busybox), ("pybox", import_pybox)):
-        if not has_image(name):
+        if (not images or name in images) and not has_image(name):
             make()
 
 
@@ -167,8 +170,8 @@ def run(command: list[str]) -> int:
 
 def main(arguments: list[str]) -> int:
     match arguments:
-        case ["start"]:
-            start()
+        case ["start", *images]:
+            start(*images)
             print(f"export DOCKER_HOST={HOST}")
         case ["stop"]:
             stop()

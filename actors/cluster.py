@@ -1,32 +1,44 @@
-"""Connects to Ray or starts it, places one host on each node, and replaces lost ones."""
+"""Connects to Ray or starts it, says which nodes it has, and starts hosts on them."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
+from ray._private.state import state
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.auth import prepare_auth, resolve_address
 from actors.host import Fault, Opened, RolloutHost
+from actors.jobs import submit_job
+from actors.metrics import RayMetrics
 from actors.reach import check_reachable, check_welcome
 from rollout_engine.clusters import HostHandle, MakePlan
 from rollout_engine.errors import HostError, HostLost, InputError, TaskBodyError, describe
 from rollout_engine.exchange import Reply, Request
+from rollout_engine.metrics import DRIVER, Exporter
+from rollout_engine.placement import Node
 from rollout_engine.probe import Probe
-from rollout_engine.rollout import finish
+from rollout_engine.teardown import finish
 from rollout_engine.version import VERSION
+from rollout_engine.waiting import OLDEST, Waiting
 
 log = logging.getLogger(__name__)
 
 HOST_OPEN_S = 120.0
 """The longest that a host may take to come up on a node."""
+ASK_S = 5.0
+"""The longest that Ray is asked whether a dead host's node lives; in doubt it does not."""
 STOP_S = 30.0
+MAX_NOTICE_S = 3600.0
+"""The longest notice of a draining node that is believed; one without a deadline has this one."""
 MAX_CONCURRENCY = 16
 """Calls of one host at once: one exchange, those asked again, and the rest."""
 
@@ -52,7 +64,7 @@ class RayHandle:
         except ActorUnavailableError as error:
             raise HostError(describe(error)) from error
         except RayActorError as error:
-            gone = isinstance(error, ActorDiedError) and await asyncio.to_thread(node_alive, self.node_id)
+            gone = isinstance(error, ActorDiedError) and await self._node_alive()
             raise HostLost(_first_line(error), process_gone=gone) from error
         if not isinstance(answer, Fault):
             return answer
@@ -60,11 +72,20 @@ class RayHandle:
             raise TaskBodyError(answer.message)
         raise HostLost(answer.message) if answer.final else HostError(f"{answer.kind}: {answer.message}")
 
+    async def _node_alive(self) -> bool:
+        """Whether its process is known to be gone: of a host on a lost node, nobody can say so."""
+        try:
+            async with asyncio.timeout(ASK_S):
+                return await asyncio.to_thread(node_alive, self.node_id)
+        except (RayError, TimeoutError):
+            return False
+
     def nudge(self) -> None:
         self._actor.nudge.remote()
 
-    async def waiting_for(self) -> list[str]:
-        return list(await self._actor.waiting_for.remote())
+    async def waiting_for(self, limit: int = OLDEST) -> list[Waiting]:
+        answer: list[Waiting] = await self._answer(self._actor.waiting_for.remote(limit))
+        return answer
 
     async def stop(self) -> None:
         try:
@@ -76,7 +97,8 @@ class RayHandle:
 
     def kill(self) -> None:
         """Ends the process, if there still is one: a silent host must not wake up beside the one that replaced it."""
-        ray.kill(self._actor)
+        with contextlib.suppress(RayError):
+            ray.kill(self._actor)
 
 
 class RayCluster:
@@ -86,16 +108,14 @@ class RayCluster:
         self._address, self._hosts_per_node = address, hosts_per_node
         self._ours = False
         self._restore_auth = _nothing
-        self._handles: dict[str, RayHandle] = {}
         self._made = 0
+        self._asking: asyncio.Future[list[Node]] | None = None
 
-    async def open(self, make_plan: MakePlan, keys: Mapping[str, str]) -> list[HostHandle]:
+    async def open(self, make_plan: MakePlan, keys: Mapping[str, str]) -> None:
         self._make_plan, self._keys = make_plan, dict(keys)
-        connecting = asyncio.ensure_future(asyncio.to_thread(self._connect))
+        connecting = asyncio.ensure_future(asyncio.to_thread(self.connect))
         try:
             await asyncio.shield(connecting)
-            nodes = [node_id for node_id in usable_nodes() for _ in range(self._hosts_per_node)]
-            return list(await asyncio.gather(*(self._start_host(node_id) for node_id in nodes)))
         except BaseException:
             await finish(self._undo(connecting), HOST_OPEN_S)
             raise
@@ -106,7 +126,8 @@ class RayCluster:
         connecting.exception()  # whoever opened the cluster has it, or has gone
         await self.close()
 
-    def _connect(self) -> None:
+    def connect(self) -> None:
+        """Joins or starts the cluster, unless this process is in one. Blocks. Raises InputError."""
         if ray.is_initialized():
             return
         address = resolve_address(self._address)
@@ -136,7 +157,13 @@ class RayCluster:
             ) from error
         self._ours = True
 
-    async def _start_host(self, node_id: str) -> HostHandle:
+    async def nodes(self) -> Sequence[Node]:
+        """Asks Ray in a thread, and only once at a time: a head that hangs holds up one thread, not one a look."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(asyncio.to_thread(usable_nodes, self._hosts_per_node))
+        return await asyncio.shield(self._asking)
+
+    async def start(self, node_id: str) -> HostHandle:
         host_id = f"host-{self._made}"
         self._made += 1
         actor = RolloutHost.options(  # type: ignore[attr-defined]
@@ -149,34 +176,36 @@ class RayCluster:
         ).remote(self._make_plan(host_id, node_id))
         handle = RayHandle(host_id, node_id, actor)
         try:
+            _check(await self._opened(actor, node_id), node_id)
+        except BaseException:
+            handle.kill()
+            raise
+        return handle
+
+    async def _opened(self, actor: Any, node_id: str) -> Opened | Fault:
+        try:
             async with asyncio.timeout(HOST_OPEN_S):
                 opened: Opened | Fault = await actor.open.remote(self._keys)
         except (RayError, TimeoutError) as error:
-            ray.kill(actor)
+            why = _first_line(error) if isinstance(error, RayError) else f"it was not up within {HOST_OPEN_S:g} s"
             raise InputError(
-                f"no host came up on node {node_id[:12]}: {_first_line(error)}",
+                f"no host came up on node {node_id[:12]}: {why}",
                 where="ray",
                 fix=f"install rollout-engine=={VERSION} on every node (Python {_python()}), and look at the node's log",
             ) from error
-        _check(opened, node_id)
-        self._handles[host_id] = handle
-        return handle
+        return opened
 
-    async def replace(self, host_id: str) -> HostHandle | None:
-        lost = self._handles.pop(host_id)
-        lost.kill()
-        if not await asyncio.to_thread(node_alive, lost.node_id):
-            return None
-        try:
-            return await self._start_host(lost.node_id)
-        except InputError as error:
-            log.warning("no new host on node %s: %s", lost.node_id[:12], error)
-            return None
+    def exporter(self) -> Exporter:
+        return RayMetrics(DRIVER)
+
+    def submit(self, entrypoint: str, folder: str) -> str:
+        """Hands a command to the job server at the address. Raises InputError."""
+        return submit_job(self._address, entrypoint, folder)
 
     async def close(self) -> None:
         if self._ours:
             self._ours = False
-            await asyncio.to_thread(ray.shutdown)
+            await asyncio.to_thread(_shutdown)
         self._restore_auth()
 
 
@@ -185,14 +214,52 @@ def start(address: str, hosts_per_node: int) -> RayCluster:
     return RayCluster(address, hosts_per_node)
 
 
-def usable_nodes() -> list[str]:
-    """Ids of the nodes that rollouts may run on: alive and with CPUs (a head is often given none)."""
-    return [node["NodeID"] for node in _alive_nodes() if node["Resources"].get("CPU", 0) > 0]
+_asking = threading.Lock()
+"""Held while Ray's head is asked, in some thread: no question may meet the end of its Ray."""
+
+
+def _shutdown() -> None:
+    held = _asking.acquire(timeout=ASK_S)
+    try:
+        ray.shutdown()
+    finally:
+        if held:
+            _asking.release()
+
+
+def usable_nodes(hosts_per_node: int) -> list[Node]:
+    """The nodes that rollouts may run on: alive and with CPUs (a head is often given none)."""
+    with _asking:
+        return _usable_nodes(hosts_per_node) if ray.is_initialized() else []
+
+
+def _usable_nodes(hosts_per_node: int) -> list[Node]:
+    ends_ms: Mapping[str, int] = state.get_draining_nodes()
+    now_ms = time.time() * 1000
+    return [
+        Node(
+            node["NodeID"],
+            hosts_per_node,
+            node["NodeManagerAddress"],
+            _left_s(ends_ms[node["NodeID"]], now_ms) if node["NodeID"] in ends_ms else None,
+        )
+        for node in _alive_nodes()
+        if node["Resources"].get("CPU", 0) > 0
+    ]
+
+
+def _left_s(ends_ms: int, now_ms: float) -> float:
+    """Seconds until a draining node goes; it is told by another machine's clock, so it is only a hint.
+
+    Too early, and work is handed back that might have ended; too late, and it is planned again as that of a lost host.
+    """
+    return min(max((ends_ms - now_ms) / 1000, 0.0), MAX_NOTICE_S) if ends_ms else MAX_NOTICE_S
 
 
 def node_alive(node_id: str) -> bool:
     """Whether Ray still counts on a node."""
-    return any(node["NodeID"] == node_id for node in _alive_nodes())
+    with _asking:
+        return ray.is_initialized() and any(node["NodeID"] == node_id for node in _alive_nodes())
 
 
 def _alive_nodes() -> list[dict[str, Any]]:

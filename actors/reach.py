@@ -22,6 +22,12 @@ def check_reachable(address: str) -> None:
             where="ray",
             fix="run on a node of the cluster, or with `ray job submit`",
         )
+    if address.startswith(("http://", "https://")):
+        raise InputError(
+            f"{address} is a job server",
+            where="ray",
+            fix="hand it the run with --detach (and -o s3://BUCKET/PREFIX), or give the address of the head's GCS",
+        )
     host, _, port = address.rpartition(":")
     if not port.isdigit():
         return

@@ -18,10 +18,12 @@ from benchmarks.work import IN_FLIGHT
 ROOT = Path(__file__).resolve().parent.parent
 """The repository: cases run from here, as modules."""
 CACHE = ROOT / ".cache"
+LIMIT_S = 1800.0
+"""How long one case may take before it is killed."""
 
 
 class CaseError(Exception):
-    """A case ended without a record: its exit code and the end of what it said."""
+    """A case ended without a record (its exit code and the end of what it said), or took too long."""
 
 
 @contextmanager
@@ -46,7 +48,10 @@ def server_stats(url: str) -> dict[str, int]:
 def run_case(module: str, arguments: Sequence[str], *, python: str | Path = sys.executable) -> dict[str, Any]:
     """Run `python -m module arguments` and return the record that it prints last. Raises CaseError."""
     argv = [str(python), "-m", module, *arguments]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired as error:
+        raise CaseError(f"{' '.join(argv)} took more than {LIMIT_S:.0f} s and was killed") from error
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         said = (done.stderr or done.stdout)[-4000:]

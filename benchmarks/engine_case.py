@@ -4,7 +4,8 @@ The meter runs from the submission of the tasks until each of them has a row on 
 up by then, and a warm-up has gone through them. `cpu_s` is that of the driver's process and of the hosts together.
 Beside it: `ray_ms_per_rollout`, Ray's own processes (raylet, GCS, idle workers) in that time; `close_ms_per_rollout`,
 the driver's CPU for the end of the run (final tables, Parquet files, leaving Ray), after the meter has stopped.
-With --read, a consumer in the same process reads every row as a record.
+With --read, a consumer in the same process reads every row as a record. With --mock there is no HTTP: a scripted
+model in the host's process gives each task's answer.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 
 from benchmarks.cases import case_arguments, scratch
 from benchmarks.measure import Meter, command, cpu_by_role, emit, peak_rss_mb, result, tree, versions
-from benchmarks.work import API_KEY, EXPECTED, MODEL, PATTERN, WARM_UP, question
+from benchmarks.work import ANSWER, API_KEY, EXPECTED, MODEL, PATTERN, WARM_UP, question
 from rollout_engine.config import HostSpec, ModelSpec
 from rollout_engine.engine import RolloutEngine
 from rollout_engine.results import Run
@@ -64,11 +65,18 @@ def check(run: Run, n: int) -> None:
         raise SystemExit(f"{rows.num_rows} rows of {names} rollouts, {right} with score 1.0, where {n} were due")
 
 
+def model_spec(server_url: str | None) -> ModelSpec:
+    """The stub server's model; without a server, one that always says the fixed answer."""
+    if server_url is None:
+        return ModelSpec(name="stub", kind="scripted", options={"skill": 0.0, "wrong": ANSWER})
+    return ModelSpec(name="stub", kind="openai", model=MODEL, base_url=server_url)
+
+
 async def measure_engine(
-    n: int, in_flight: int, server_url: str, run_dir: Path, *, ray: str = "local", read: bool = False
+    n: int, in_flight: int, server_url: str | None, run_dir: Path, *, ray: str = "local", read: bool = False
 ) -> dict[str, Any]:
     """What n rollouts cost. `ray="off"` measures the same host within the driver's process."""
-    model = ModelSpec(name="stub", kind="openai", model=MODEL, base_url=server_url)
+    model = model_spec(server_url)
     engine = RolloutEngine([model], run_dir=run_dir, k=1, ray=ray, host=HostSpec(slots=in_flight))
     async with engine:
         await work(engine, tasks(WARM_UP, "warm-up"), read=read)
@@ -95,10 +103,12 @@ def main() -> None:
     parser = case_arguments(__doc__)
     parser.add_argument("--ray", default="local", help="local, off, or an address")
     parser.add_argument("--read", action="store_true", help="read every row as a record")
+    parser.add_argument("--mock", action="store_true", help="no HTTP: a scripted model in the host's process")
     args = parser.parse_args()
+    url = None if args.mock else args.url
     os.environ["OPENAI_API_KEY"] = API_KEY
     with scratch("engine") as folder:
-        measured = measure_engine(args.n, args.in_flight, args.url, folder / "run", ray=args.ray, read=args.read)
+        measured = measure_engine(args.n, args.in_flight, url, folder / "run", ray=args.ray, read=args.read)
         emit(asyncio.run(measured))
 
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import scratch
-from benchmarks.sandbox_namespace import metered
+from benchmarks.control_group import metered
 from rollout_engine.config import HostSpec, ModelSpec
 from rollout_engine.engine import RolloutEngine
 from rollout_engine.evaluation import Evaluation

@@ -16,6 +16,7 @@ import resource
 import sys
 import time
 from contextlib import suppress
+from typing import Any
 
 import uvloop
 from aiohttp import web
@@ -38,26 +39,72 @@ def completion(answer: str) -> bytes:
     return json.dumps(body).encode()
 
 
+def event(data: object) -> bytes:
+    """One server-sent event."""
+    return b"data: " + json.dumps(data).encode() + b"\n\n"
+
+
+CHUNK = {"id": "chatcmpl-stub", "object": "chat.completion.chunk", "created": 0, "model": MODEL}
+"""What all pieces of a streamed completion share."""
+
+
+def chunk(delta: dict[str, str], finish: str | None = None) -> bytes:
+    """One piece of a streamed completion."""
+    return event({**CHUNK, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]})
+
+
 class Stub:
     """Answers after `latency_s`, and counts."""
 
-    def __init__(self, answer: str, latency_s: float) -> None:
-        self._body = completion(answer)
-        self._latency_s = latency_s
+    def __init__(self, answer: str, latency_s: float, chunks: int = 500, chunk_s: float = 0.002) -> None:
+        self._answer, self._body = answer, completion(answer)
+        self._latency_s, self._chunks, self._chunk_s = latency_s, chunks, chunk_s
         self._served = self._in_flight = self._peak = 0
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         match request.method, request.path:
             case "POST", "/v1/chat/completions":
                 return await self._complete(request)
+            case "POST", "/rollout":
+                return await self._rollout(await request.json())
             case "GET", "/v1/models":
                 return web.json_response({"object": "list", "data": [{"id": MODEL, "object": "model"}]})
             case "GET" | "POST", "/stats":
                 return self._stats(reset=request.method == "POST")
         return web.json_response({"error": {"message": f"no {request.method} {request.path} here"}}, status=404)
 
-    async def _complete(self, request: web.BaseRequest) -> web.Response:
-        await request.read()
+    async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
+        """`chunks` pieces, each written by itself, as a server sends its tokens; 0: the fixed answer after the wait."""
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        if not self._chunks:
+            await self._wait()
+            await response.prepare(request)
+            usage = json.loads(self._body)["usage"]
+            await response.write(chunk({"role": "assistant", "content": self._answer}) + chunk({}, "stop"))
+            await response.write(event({**CHUNK, "choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+            return response
+        await response.prepare(request)
+        for number in range(self._chunks):
+            await response.write(chunk({"content": f"word{number % 10} "}))
+            await asyncio.sleep(self._chunk_s)
+        usage = {"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": self._chunks}}
+        await response.write(chunk({}, "stop") + event(usage) + b"data: [DONE]\n\n")
+        self._served += 1
+        return response
+
+    async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
+        if b'"stream":true' in (await request.read()).replace(b" ", b""):
+            return await self._stream(request)
+        await self._wait()
+        return web.Response(body=self._body, content_type="application/json")
+
+    async def _rollout(self, request: dict[str, Any]) -> web.Response:
+        """What a task app answers: the reward of a rollout that it ran itself."""
+        await self._wait()
+        metrics = {"outcome_reward": 1.0, "outcome_score": 1.0, "reward_mean": 1.0, "num_steps": 1, "num_episodes": 1}
+        return web.json_response({"run_id": request["run_id"], "metrics": metrics})
+
+    async def _wait(self) -> None:
         self._in_flight += 1
         self._peak = max(self._peak, self._in_flight)
         try:
@@ -65,7 +112,6 @@ class Stub:
         finally:
             self._in_flight -= 1
         self._served += 1
-        return web.Response(body=self._body, content_type="application/json")
 
     def _stats(self, *, reset: bool) -> web.Response:
         stats = {"served": self._served, "peak_in_flight": self._peak}
@@ -74,9 +120,9 @@ class Stub:
         return web.json_response(stats)
 
 
-async def serve(answer: str, latency_s: float, *, exit_with_stdin: bool) -> None:
+async def serve(stub: Stub, *, exit_with_stdin: bool) -> None:
     """Serve on a free port of 127.0.0.1 until cancelled, or until standard input ends."""
-    runner = web.ServerRunner(web.Server(Stub(answer, latency_s), keepalive_timeout=600.0))
+    runner = web.ServerRunner(web.Server(stub, keepalive_timeout=600.0))
     await runner.setup()
     try:
         site = web.TCPSite(runner, "127.0.0.1", 0, backlog=16_384)
@@ -95,12 +141,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--latency-ms", type=float, default=LATENCY_S * 1e3)
     parser.add_argument("--answer", default=ANSWER)
+    parser.add_argument("--chunks", type=int, default=500, help="pieces of a streamed answer; 0: the fixed one, whole")
     parser.add_argument("--exit-with-stdin", action="store_true", help="end when standard input ends")
     args = parser.parse_args()
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with suppress(KeyboardInterrupt):
-        uvloop.run(serve(args.answer, args.latency_ms / 1e3, exit_with_stdin=args.exit_with_stdin))
+        stub = Stub(args.answer, args.latency_ms / 1e3, args.chunks)
+        uvloop.run(serve(stub, exit_with_stdin=args.exit_with_stdin))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Create, one exec of `true`, destroy: the docker sandbox beside the raw Engine API, in turns in the same run.
 
-    python benchmarks/sandbox_docker.py [--lives 60] [--concurrency 4] [--image busybox]
+    python -m benchmarks.sandbox_docker [--lives 60] [--concurrency 4] [--image busybox]
 
 The raw side is the least that a client can do: the same container by hand over one connection a thread, `docker exec`
 by its three calls, forced removal. Prints lives a second for both and their ratio (to reach: 0.85), for the supervised

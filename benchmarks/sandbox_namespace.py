@@ -1,83 +1,34 @@
-"""What a namespace sandbox costs: CPU of a life, of one more command, and memory of many live ones.
+"""What a namespace sandbox costs: CPU of a life, lives a second, one more command, memory of many live ones.
 
-    python benchmarks/sandbox_namespace.py [--boxes 1000] [--rounds 5] [--user]
+    python -m benchmarks.sandbox_namespace [--boxes 1000] [--rounds 5] [--user] [--docker IMAGE]
 
 CPU is everything that the work caused, this process and the kernel's work for the boxes included, by a control
 group of its own (cpuacct, or cpu.stat); where there is none, by /proc/stat, which also counts strangers. What is
 printed is the best round: a shared machine only ever adds. Left out: image roots, setup commands, the network.
+The event loop is the engine's own. Two yardsticks for a machine that others use too are taken in turns with the lives:
+a Python that does nothing, and with `--docker` (a daemon of its own helps) lives of the docker sandbox, as many in
+flight.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import os
 import platform
+import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
-from rollout_engine.sandboxes.base import SandboxSpec
+from benchmarks.control_group import Meter, metered
+from rollout_engine.loopthread import new_event_loop
+from rollout_engine.sandboxes.base import SandboxProvider, SandboxSpec
 from rollout_engine.sandboxes.namespace import NamespaceProvider, NamespaceSandbox
 
-LIVES, EXECS, CREATED = 100, 300, 50
+LIVES, EXECS, CREATED, DOCKER_LIVES = 100, 300, 50, 12
+IN_FLIGHT = (1, 8, 16)
+DOCKER_IN_FLIGHT = 8
 ORDINARY_USER = 61_234
-
-
-class Meter:
-    """Milliseconds of CPU so far."""
-
-    def __init__(self) -> None:
-        self.by, self._path = "/proc/stat", ""
-        for root in (
-            "/sys/fs/cgroup/cpuacct",
-            "/sys/fs/cgroup/cpu,cpuacct",
-            "/sys/fs/cgroup/unified",
-            "/sys/fs/cgroup",
-        ):
-            name = "cpuacct.usage" if "cpuacct" in root else "cpu.stat"
-            path = f"{root}/rollout-bench-{os.getpid()}"
-            with contextlib.suppress(OSError):
-                os.mkdir(path)
-                self._path = path
-                if os.path.exists(f"{path}/{name}"):
-                    _write(f"{path}/cgroup.procs", str(os.getpid()))
-                    self.by = f"{path}/{name}"
-                    return
-                os.rmdir(path)
-
-    def read(self) -> float:
-        with open(self.by) as file:
-            text = file.read()
-        if self.by.endswith("cpuacct.usage"):
-            return int(text) / 1e6
-        if self.by.endswith("cpu.stat"):
-            return int(text.split()[1]) / 1e3
-        fields = [int(word) for word in text.splitlines()[0].split()[1:9]]
-        return (sum(fields) - fields[3] - fields[4]) * 1000 / os.sysconf("SC_CLK_TCK")
-
-    def close(self) -> None:
-        if self.by != "/proc/stat":
-            _write(f"{os.path.dirname(self._path)}/cgroup.procs", str(os.getpid()))
-            for _ in range(50):
-                with contextlib.suppress(OSError):
-                    os.rmdir(self._path)
-                    return
-                time.sleep(0.1)
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w") as file:
-        file.write(text)
-
-
-@contextlib.contextmanager
-def metered() -> Iterator[Meter]:
-    meter = Meter()
-    try:
-        yield meter
-    finally:
-        meter.close()
 
 
 async def best(meter: Meter, rounds: int, count: int, work: Callable[[], Awaitable[None]]) -> tuple[float, float]:
@@ -97,22 +48,73 @@ def available_mb() -> float:
         return next(int(line.split()[1]) / 1024 for line in file if line.startswith("MemAvailable"))
 
 
-async def measure(meter: Meter, provider: NamespaceProvider, rounds: int, boxes: int) -> None:
-    async def life() -> None:
-        box = await provider.open(SandboxSpec())
-        assert (await box.exec(["true"])).ok
-        await box.close()
+async def life(provider: SandboxProvider) -> None:
+    box = await provider.open(SandboxSpec())
+    assert (await box.exec(["true"])).ok
+    await box.close()
 
+
+async def lives(provider: SandboxProvider, count: int, in_flight: int) -> float:
+    """Lives a second."""
+
+    async def several() -> None:
+        for _ in range(max(1, count // in_flight)):
+            await life(provider)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(several() for _ in range(in_flight)))
+    return max(1, count // in_flight) * in_flight / (time.perf_counter() - started)
+
+
+async def bare_python() -> None:
+    child = await asyncio.create_subprocess_exec(sys.executable, "-I", "-S", "-c", "pass", env={})
+    assert await child.wait() == 0
+
+
+async def measure(meter: Meter, provider: NamespaceProvider, rounds: int, boxes: int) -> None:
     box = await provider.open(SandboxSpec())
     print(f"mode {(await provider.facts())['mode']}; limits {box.limits_enforced}")
 
     async def one_more() -> None:
         assert (await box.exec(["true"])).ok
 
-    _say("create, exec true, destroy", *await best(meter, rounds, LIVES, life), "at most 8")
+    found = {in_flight: (float("inf"), 0.0) for in_flight in IN_FLIGHT}
+    python = (float("inf"), float("inf"))
+    for _ in range(rounds):
+        for in_flight, (cpu, rate) in found.items():
+            used = meter.read()
+            rate = max(rate, await lives(provider, LIVES, in_flight))
+            found[in_flight] = min(cpu, (meter.read() - used) / (LIVES // in_flight * in_flight)), rate
+        once = await best(meter, 1, LIVES // 5, bare_python)
+        python = min(python[0], once[0]), min(python[1], once[1])
+    _say("a Python that does nothing", *python, "")
+    for in_flight, (cpu, rate) in found.items():
+        what, note = (
+            f"create, exec true, destroy, x{in_flight}",
+            f"{cpu / python[0]:.2f} times that Python; at most 8 ms",
+        )
+        print(f"{what:32} {cpu:8.2f} ms cpu {rate:8.1f} a second  {note}, at least 150", flush=True)
     _say("one more exec", *await best(meter, rounds, EXECS, one_more), "at most 1.5")
     await box.close()
-    await many(meter, provider, rounds, boxes)
+    if boxes:
+        await many(meter, provider, rounds, boxes)
+
+
+async def beside_docker(provider: NamespaceProvider, rounds: int, image: str) -> None:
+    """Both in turns, as many lives in flight."""
+    from rollout_engine.sandboxes.docker import DockerProvider
+
+    docker = DockerProvider(image=image)
+    try:
+        await life(docker)
+        ours = theirs = 0.0
+        for _ in range(rounds):
+            theirs = max(theirs, await lives(docker, DOCKER_LIVES, DOCKER_IN_FLIGHT))
+            ours = max(ours, await lives(provider, LIVES, DOCKER_IN_FLIGHT))
+    finally:
+        await docker.close()
+    note = f"{theirs:.2f} a second of the docker sandbox: {ours / theirs:.1f} times; at least 20"
+    print(f"{f'lives, {DOCKER_IN_FLIGHT} in flight':32} {ours:8.1f} a second beside {note}")
 
 
 async def many(meter: Meter, provider: NamespaceProvider, rounds: int, boxes: int) -> None:
@@ -156,6 +158,7 @@ async def main() -> None:
     parser.add_argument("--boxes", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--user", action="store_true", help="as an ordinary user (where this is root)")
+    parser.add_argument("--docker", metavar="IMAGE", help="also lives of the docker sandbox, of this image")
     args = parser.parse_args()
     with metered() as meter:
         load = os.getloadavg()[0]
@@ -166,9 +169,12 @@ async def main() -> None:
         provider = NamespaceProvider(run_as=ORDINARY_USER if args.user else None)
         try:
             await measure(meter, provider, args.rounds, args.boxes)
+            if args.docker:
+                await beside_docker(provider, args.rounds, args.docker)
         finally:
             await provider.close()
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(main())

@@ -24,7 +24,8 @@ from pathlib import Path
 import pyarrow.compute as pc
 
 from benchmarks.cases import scratch
-from benchmarks.sandbox_namespace import Meter, best, metered
+from benchmarks.control_group import Meter, metered
+from benchmarks.sandbox_namespace import best
 from rollout_engine.config import HostSpec, ModelSpec
 from rollout_engine.engine import RolloutEngine
 from rollout_engine.models.server_process import ServerProcess

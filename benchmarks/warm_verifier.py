@@ -1,6 +1,6 @@
 """What a verdict of pure verifier code costs: in the warm verifier, and in a fresh interpreter for comparison.
 
-    python benchmarks/warm_verifier.py [--count 200] [--rounds 5] [--user]
+    python -m benchmarks.warm_verifier [--count 200] [--rounds 5] [--user]
 
 CPU is everything that the work caused, kernel and both processes included, by a control group of its own (else by
 /proc/stat); the best round is printed, as a shared machine only ever adds. Left out: the rollout around it.
@@ -16,7 +16,9 @@ import os
 import subprocess
 import sys
 
-from benchmarks.sandbox_namespace import ORDINARY_USER, Meter, best, metered
+from benchmarks.control_group import Meter, metered
+from benchmarks.sandbox_namespace import ORDINARY_USER, best
+from rollout_engine.loopthread import new_event_loop
 from rollout_engine.verifiers.code.program import program
 from rollout_engine.verifiers.code.warm import WarmVerifier
 
@@ -52,9 +54,9 @@ async def measure(meter: Meter, warm: WarmVerifier, count: int, rounds: int) -> 
     rows = [("warm verifier, one at a time", await best(meter, rounds, count, one), 1)]
     rows.append((f"warm verifier, {TOGETHER} at once", await best(meter, rounds, count // TOGETHER, several), TOGETHER))
     rows.append(("fresh interpreter, no sandbox", await best(meter, rounds, count // 4, fresh), 1))
-    print(f"{'':32} {'CPU ms':>8} {'wall ms':>8}   (per verdict, best of {rounds}, CPU by {meter.by})")
+    print(f"{'':32} {'CPU ms':>8} {'wall ms':>8}  ratio   (per verdict, best of {rounds}, CPU by {meter.by})")
     for name, (cpu, wall), verdicts in rows:
-        print(f"{name:32} {cpu / verdicts:8.2f} {wall / verdicts:8.2f}")
+        print(f"{name:32} {cpu / verdicts:8.2f} {wall / verdicts:8.2f} {cpu / verdicts / rows[-1][1][0]:6.2f}")
 
 
 async def run(count: int, rounds: int, user: bool) -> None:
@@ -73,7 +75,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--user", action="store_true", help="with the zygote as an ordinary user")
     options = parser.parse_args()
-    asyncio.run(run(options.count, options.rounds, options.user))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:  # the engine's own
+        runner.run(run(options.count, options.rounds, options.user))
 
 
 if __name__ == "__main__":

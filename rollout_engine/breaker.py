@@ -1,12 +1,13 @@
-"""A circuit breaker for one model, as a pure state machine: closed -> open -> half-open -> closed, or dead.
+"""A circuit breaker as a pure state machine: closed -> open -> half-open -> closed, or dead.
 
 Closed: all may start. Open: nothing starts until `opens_at`. Half-open: one probe. A success at any time closes it
-again; a failed probe opens it for twice as long; after `trips` openings without a success it is dead.
+again; a failed probe opens it for twice as long; after `trips` openings without a success it is dead, or, where it is
+not mortal, goes on being probed at the longest pause.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from rollout_engine.config import RetrySpec
@@ -21,9 +22,12 @@ class BreakerState(StrEnum):
 
 @dataclass(slots=True)
 class Breaker:
-    """Judges a model by the consecutive failures of one kind among its rollouts."""
+    """Judges something by the consecutive failures of one kind among the rollouts that depend on it."""
 
     rules: RetrySpec
+    mortal: bool = True
+    failures: int = -1
+    """Consecutive failures that open it; 0: never; -1: `rules.breaker_failures`."""
     state: BreakerState = BreakerState.CLOSED
     kind: str = ""
     """The kind of failure that is being counted, or that opened the breaker."""
@@ -31,6 +35,17 @@ class Breaker:
     trips: int = 0
     opens_at: float = 0.0
     probe: int | None = None
+    sources: set[int] = field(default_factory=set)
+    """Where the failures came from that are being counted, for those that count once for each source."""
+
+    def __post_init__(self) -> None:
+        if self.failures < 0:
+            self.failures = self.rules.breaker_failures
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether it has had all its pauses without a success."""
+        return self.trips > self.rules.breaker_trips
 
     def allowance(self, now: float) -> int | None:
         """How many rollouts may start now; None: no limit."""
@@ -46,30 +61,42 @@ class Breaker:
             self.probe = key
 
     def succeeded(self) -> None:
-        """A rollout of the model was not failed by infrastructure."""
+        """A rollout ended well, as far as this is concerned."""
         if self.state is not BreakerState.DEAD:
             self.state, self.count, self.trips, self.probe = BreakerState.CLOSED, 0, 0, None
+            self.sources.clear()
 
-    def failed(self, key: int, kind: str, now: float) -> None:
-        """A rollout of the model was failed by infrastructure."""
+    def failed(self, key: int, kind: str, now: float, source: int | None = None) -> None:
+        """A rollout was failed by this. Failures of one `source` count once in a row."""
         if self.state is BreakerState.CLOSED:
-            self.count = self.count + 1 if kind == self.kind else 1
-            self.kind = kind
-            if 0 < self.rules.breaker_failures <= self.count:
+            if kind != self.kind:
+                self.kind, self.count = kind, 0
+                self.sources.clear()
+            self._count(source)
+            if 0 < self.failures <= self.count:
                 self._open(now)
         elif self.state is BreakerState.HALF_OPEN and key == self.probe:
             self._open(now)
 
     def forget(self, key: int) -> None:
-        """A rollout ended without a finding about the model (cancelled, its host lost)."""
+        """A rollout ended without a finding about this (cancelled, its host lost)."""
         if key == self.probe:
             self.probe = None
+
+    def _count(self, source: int | None) -> None:
+        if source is None:
+            self.count += 1
+        elif source not in self.sources:
+            self.count += 1
+            if len(self.sources) < self.failures:
+                self.sources.add(source)
 
     def _open(self, now: float) -> None:
         self.trips += 1
         self.count, self.probe = 0, None
-        if self.trips > self.rules.breaker_trips:
+        self.sources.clear()
+        if self.exhausted and self.mortal:
             self.state = BreakerState.DEAD
         else:
             self.state = BreakerState.OPEN
-            self.opens_at = now + self.rules.breaker_pause_s * 2 ** (self.trips - 1)
+            self.opens_at = now + self.rules.breaker_pause_s * 2 ** min(self.trips - 1, self.rules.breaker_trips)

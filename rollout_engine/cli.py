@@ -11,17 +11,8 @@ from typing import Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
-from rollout_engine.commands.console import (
-    BAD_INPUT,
-    INTERRUPTED,
-    OK,
-    SOME_FAILED,
-    accept_any_text,
-    say,
-    say_error,
-    silence,
-)
-from rollout_engine.errors import InputError, RunError
+from rollout_engine.commands.entry import enter
+from rollout_engine.commands.place import has_run, run_path
 from rollout_engine.version import VERSION
 
 
@@ -48,7 +39,10 @@ Exit codes: 0 all is well, 1 something failed, 2 bad input, 130 interrupted (res
 tasks_app = typer.Typer(help="Look at a file of tasks before it costs anything.", no_args_is_help=True)
 app.add_typer(tasks_app, name="tasks")
 
-RunPath: TypeAlias = Annotated[Path, typer.Argument(metavar="RUN", help="A run directory.", show_default=False)]
+RunPath: TypeAlias = Annotated[
+    Path,
+    typer.Argument(metavar="RUN", help="A run directory, or its URI.", show_default=False, parser=run_path),
+]
 Models: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
@@ -73,7 +67,25 @@ Slots: TypeAlias = Annotated[
 MaxCost: TypeAlias = Annotated[
     float | None, typer.Option("--max-cost", metavar="USD", help="Start nothing more once this much is spent.")
 ]
+MaxTokens: TypeAlias = Annotated[
+    int | None, typer.Option("--max-tokens", metavar="N", help="... once this many tokens are used, by all together.")
+]
+LogLevel: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--log-level", metavar="LEVEL", help="Of RUN/logs: debug, info, warning, error, off (logs.level)."),
+]
+MetricsPort: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--metrics-port", metavar="N", help="Serve Prometheus metrics on this port; 0 takes a free one."),
+]
 Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Detach: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--detach", help="Go on after this terminal closes; with --ray http://HEAD:8265, as a job of the cluster."
+    ),
+]
+Tell: TypeAlias = Annotated[int | None, typer.Option("--tell", hidden=True)]
 Quiet: TypeAlias = Annotated[bool, typer.Option("-q", "--quiet", help="No progress on stderr, only what is wrong.")]
 
 
@@ -95,14 +107,19 @@ def _root(
 @app.command(epilog=_example("rollout run tasks.jsonl -m good=scripted:skill=0.8 -m weak=scripted:skill=0.4 -k 8"))
 def run(
     tasks: Annotated[
-        Path | None, typer.Argument(metavar="TASKS", help="A JSONL or Parquet file.", show_default=False)
+        Path | None,
+        typer.Argument(
+            metavar="TASKS", help="A JSONL or Parquet file, or a TOML file over a data set.", show_default=False
+        ),
     ] = None,
     models: Models = None,
     config: Config = None,
     k: Annotated[int | None, typer.Option("-k", metavar="N", help="Attempts of each task by each model.")] = None,
     out: Annotated[
-        Path | None,
-        typer.Option("-o", "--out", metavar="RUN", help="The run directory; default: runs/<UTC time>."),
+        str | None,
+        typer.Option(
+            "-o", "--out", metavar="RUN", help="The run directory, or s3://BUCKET/PREFIX; default: runs/<UTC time>."
+        ),
     ] = None,
     agent: Annotated[
         str | None,
@@ -121,14 +138,25 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", metavar="N", help="Seeds scripted models.")] = None,
     max_cost: MaxCost = None,
+    max_tokens: MaxTokens = None,
+    log_level: LogLevel = None,
+    metrics_port: MetricsPort = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, print the plan and what it may cost, and end.")
     ] = False,
+    go_on: Annotated[
+        bool, typer.Option("--resume", help="Go on with -o where it is a run already, with its own config.")
+    ] = False,
+    detach: Detach = False,
+    tell: Tell = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Run k attempts of every task by every model."""
-    from rollout_engine.commands.run import Wanted
+    if go_on and out is not None and has_run(out):
+        given: Any = {"ray": ray, "slots": slots, "max_cost": max_cost, "max_tokens": max_tokens, "tasks_file": tasks}
+        return resume(run_path(out), **given, detach=detach, tell=tell, as_json=as_json, quiet=quiet)
+    from rollout_engine.commands.run import Mode, Wanted
     from rollout_engine.commands.run import run as command
 
     flags = {
@@ -138,10 +166,14 @@ def run(
         "ray": ray,
         "seed": seed,
         "max_cost_usd": max_cost,
+        "max_tokens": max_tokens,
         "host.slots": slots,
+        "logs.level": log_level,
+        "metrics.port": metrics_port,
     }
     wanted = Wanted(tasks, config, models or [], flags, out, pattern, limit)
-    return command(wanted, dry_run=dry_run, as_json=as_json, quiet=quiet)
+    mode = Mode(detach, tell, sys.argv[1:])
+    return command(wanted, mode, dry_run=dry_run, as_json=as_json, quiet=quiet)
 
 
 @app.command(epilog=_example("rollout resume runs/a --failed"))
@@ -153,20 +185,83 @@ def resume(
     ray: Ray = None,
     slots: Slots = None,
     max_cost: MaxCost = None,
+    max_tokens: MaxTokens = None,
+    log_level: LogLevel = None,
+    metrics_port: MetricsPort = None,
     tasks_file: Annotated[
         Path | None,
         typer.Option("--tasks-file", metavar="FILE", help="The run's own tasks, where their file was moved."),
     ] = None,
+    detach: Detach = False,
+    tell: Tell = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> int:
     """Go on with a run that was interrupted or killed."""
     from rollout_engine.commands.resume import Wanted
     from rollout_engine.commands.resume import resume as command
+    from rollout_engine.commands.run import Mode
 
-    flags = {"ray": ray, "max_cost_usd": max_cost, "host.slots": slots}
+    flags = {
+        "ray": ray,
+        "max_cost_usd": max_cost,
+        "max_tokens": max_tokens,
+        "host.slots": slots,
+        "logs.level": log_level,
+        "metrics.port": metrics_port,
+    }
     wanted = Wanted(path, config, models or [], flags, tasks_file, failed)
-    return command(wanted, as_json=as_json, quiet=quiet)
+    return command(wanted, Mode(detach, tell, sys.argv[1:]), as_json=as_json, quiet=quiet)
+
+
+@app.command(short_help="Show how a run goes that another process drives.", epilog=_example("rollout attach runs/a"))
+def attach(path: RunPath, as_json: Json = False, quiet: Quiet = False) -> int:
+    """Show how a run goes that another process or machine drives, until its end. Ctrl-C lets it go on."""
+    from rollout_engine.commands.attach import attach as command
+
+    return command(path, as_json=as_json, quiet=quiet)
+
+
+@app.command(short_help="End a run, wherever it is driven.", epilog=_example("rollout cancel s3://bucket/runs/a"))
+def cancel(
+    path: RunPath,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait until it has ended.")
+    ] = 120.0,
+) -> int:
+    """End a run, wherever it is driven: what has no row yet gets a cancelled one. `resume --failed` goes on with it."""
+    from rollout_engine.commands.cancel import cancel as command
+
+    return command(path, wait)
+
+
+@app.command("job", hidden=True)
+def job(path: Annotated[Path, typer.Argument(metavar="FILE", show_default=False)]) -> int:
+    """Carry out a run that was handed to a Ray cluster."""
+    from rollout_engine.commands.job import carry_out
+
+    return carry_out(path)
+
+
+@app.command(short_help="Say how a run stands, live or ended.", epilog=_example("rollout status runs/a"))
+def status(path: RunPath, as_json: Json = False) -> int:
+    """Say how a run stands: hosts, models, phases, slow rollouts, errors; from any machine that sees its directory."""
+    from rollout_engine.commands.status import status as command
+
+    return command(path, as_json=as_json)
+
+
+@app.command(short_help="Watch a run until it ends.", epilog=_example("rollout top runs/a"))
+def top(
+    path: RunPath,
+    every: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", min=0.2, max=3600, help="How often it is looked at.")
+    ] = 1.0,
+) -> int:
+    """Watch a run until it ends or Ctrl-C, which leaves the run alone. Plain lines where this is no terminal."""
+    from rollout_engine.commands.status import top as command
+
+    return command(path, every_s=every)
 
 
 @app.command(
@@ -261,41 +356,4 @@ def doctor(config: Config = None, as_json: Json = False) -> int:
 
 def main() -> NoReturn:
     """The console script `rollout`."""
-    accept_any_text()
-    try:
-        code = _run_command()
-    except BrokenPipeError:  # the reader of a pipe has seen enough
-        silence(sys.stdout)
-        code = SOME_FAILED
-    sys.exit(code)
-
-
-def _run_command() -> int:
-    usage_error: Any = typer.BadParameter.__bases__[0]  # typer gives the root of its usage errors no public name
-    try:
-        code = app(standalone_mode=False, prog_name="rollout")
-        sys.stdout.flush()
-    except InputError as error:
-        say_error(error)
-        return BAD_INPUT
-    except RunError as error:
-        say_error(error)
-        return SOME_FAILED
-    except (KeyboardInterrupt, typer.Abort):
-        say("interrupted")
-        return INTERRUPTED
-    except usage_error as error:
-        return _say_usage(error)
-    return code if isinstance(code, int) else OK
-
-
-def _say_usage(error: Exception) -> int:
-    """A wrong flag, in the form of every other error; no arguments at all: the help."""
-    context = getattr(error, "ctx", None)
-    message = error.format_message() if hasattr(error, "format_message") else str(error)
-    if type(error).__name__ == "NoArgsIsHelpError":
-        typer.echo(message)
-        return OK
-    path = context.command_path if context is not None else "rollout"
-    say(f"error: {message}\n  see {path} --help")
-    return BAD_INPUT
+    enter(app)

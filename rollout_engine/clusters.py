@@ -1,13 +1,17 @@
-"""Where hosts live: the contract between the driver and a cluster, and the cluster of one in-process host."""
+"""Where hosts live: the contract between the driver and a cluster, and the cluster of in-process hosts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from rollout_engine.exchange import Reply, Request
 from rollout_engine.host import Host, HostPlan
+from rollout_engine.metrics import Exporter
+from rollout_engine.placement import Node
 from rollout_engine.probe import Probe
+from rollout_engine.waiting import OLDEST, Waiting
 
 MakePlan: TypeAlias = Callable[[str, str], HostPlan]
 """(host_id, node_id) -> what the host is told."""
@@ -18,6 +22,9 @@ class HostHandle(Protocol):
 
     @property
     def host_id(self) -> str: ...
+
+    @property
+    def node_id(self) -> str: ...
 
     async def exchange(self, request: Request) -> Reply:
         """Raises HostLost where the host is gone for good; any other error may pass."""
@@ -31,28 +38,48 @@ class HostHandle(Protocol):
         """The dry run of a task. Raises HostLost, HostError, TaskBodyError."""
         ...
 
-    async def waiting_for(self) -> list[str]:
-        """What the host's oldest rollouts wait for, one line each."""
+    async def waiting_for(self, limit: int = OLDEST) -> list[Waiting]:
+        """What the host's oldest rollouts wait for."""
         ...
 
     async def stop(self) -> None:
         """Ends the host and all that it made, in bounded time."""
         ...
 
-
-class Cluster(Protocol):
-    """Makes hosts and replaces lost ones."""
-
-    async def open(self, make_plan: MakePlan, keys: Mapping[str, str]) -> list[HostHandle]:
-        """The first hosts. Raises InputError where the cluster cannot be reached or used."""
+    def kill(self) -> None:
+        """Ends a lost host's process, if there still is one; does not wait."""
         ...
 
-    async def replace(self, host_id: str) -> HostHandle | None:
-        """A new host for a lost one, or None where its node is gone too."""
+
+class Cluster(Protocol):
+    """Knows the nodes, and makes hosts on them."""
+
+    async def open(self, make_plan: MakePlan, keys: Mapping[str, str]) -> None:
+        """Connects. Raises InputError where the cluster cannot be reached."""
+        ...
+
+    async def nodes(self) -> Sequence[Node]:
+        """Those that are usable now. Any error may pass: the last answer holds."""
+        ...
+
+    async def start(self, node_id: str) -> HostHandle:
+        """A new host on a node, in bounded time. Raises InputError, or any other error, where it does not come up."""
+        ...
+
+    def exporter(self) -> Exporter | None:
+        """Where the driver's own metrics go on this cluster. May be asked before it is open."""
         ...
 
     async def close(self) -> None:
         """Lets go of the cluster; hosts are stopped before."""
+        ...
+
+
+class JobCluster(Protocol):
+    """A cluster that can be handed a whole run."""
+
+    def submit(self, entrypoint: str, folder: str) -> str:
+        """Has a command run on the cluster, in a copy of the folder; returns the job's id. Raises InputError."""
         ...
 
 
@@ -61,7 +88,8 @@ class LocalHandle:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self.host_id = host.plan.host_id
+        self.host_id, self.node_id = host.plan.host_id, host.plan.node_id
+        self._ending: asyncio.Future[None] | None = None
 
     async def exchange(self, request: Request) -> Reply:
         return await self._host.exchange(request)
@@ -72,22 +100,36 @@ class LocalHandle:
     async def probe(self, body: bytes) -> Probe:
         return await self._host.probe(body)
 
-    async def waiting_for(self) -> list[str]:
-        return self._host.waiting_for()
+    async def waiting_for(self, limit: int = OLDEST) -> list[Waiting]:
+        return self._host.waiting_for(limit)
 
     async def stop(self) -> None:
         await self._host.close()
 
+    def kill(self) -> None:
+        self._ending = asyncio.ensure_future(self._host.close())
+
 
 class LocalCluster:
-    """One host in the driver's own process: tests, small scripts, `--ray off`."""
+    """Hosts in the driver's own process: tests, small scripts, `--ray off`."""
 
-    async def open(self, make_plan: MakePlan, keys: Mapping[str, str]) -> list[HostHandle]:
-        host = Host(make_plan("host-0", "local"), keys)
+    def __init__(self, hosts: int = 1) -> None:
+        self._hosts = hosts
+        self._made = 0
+
+    async def open(self, make_plan: MakePlan, keys: Mapping[str, str]) -> None:
+        self._make_plan, self._keys = make_plan, dict(keys)
+
+    async def nodes(self) -> Sequence[Node]:
+        return [Node("local", self._hosts)]
+
+    async def start(self, node_id: str) -> HostHandle:
+        host = Host(self._make_plan(f"host-{self._made}", node_id), self._keys)
+        self._made += 1
         await host.open()
-        return [LocalHandle(host)]
+        return LocalHandle(host)
 
-    async def replace(self, host_id: str) -> HostHandle | None:
+    def exporter(self) -> Exporter | None:
         return None
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import shutil
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import TracebackType
@@ -19,25 +20,34 @@ import pyarrow as pa
 
 from rollout_engine.agents import make_agent
 from rollout_engine.clusters import Cluster, LocalCluster
-from rollout_engine.config import ModelSpec, RunConfig, api_keys
+from rollout_engine.config import LogLevel, ModelSpec, RunConfig, api_keys, log_level
 from rollout_engine.driver import Driver
 from rollout_engine.errors import InputError, RunError
 from rollout_engine.evaluation import Evaluation, assess, judge, not_run
 from rollout_engine.host import HostPlan
+from rollout_engine.loglines import About, Redactor
+from rollout_engine.logs import open_logs
 from rollout_engine.loopthread import LoopThread
 from rollout_engine.models import check_model
+from rollout_engine.monitor import Monitor
 from rollout_engine.problems import checked
 from rollout_engine.progress import Progress
 from rollout_engine.results import Group, Run, group_stream, record_stream
 from rollout_engine.runstore import open_store
 from rollout_engine.specs import Task, task_body
 from rollout_engine.staticcheck import static_reasons
-from rollout_engine.store import RunStatus
+from rollout_engine.store import RunStatus, local_root
+from rollout_engine.store.layout import Layout
+from rollout_engine.store.mirrors import mirror_of
+from rollout_engine.store.objects import is_remote
+from rollout_engine.store.statusfile import write_status
 from rollout_engine.store.temporary import make_temporary
 from rollout_engine.stream import Stream
 from rollout_engine.submission import QUEUED_TASKS, ChunkFeed, QueueFeed, Submission
 from rollout_engine.tasks import TaskSource, check_task, check_tasks, iter_tasks, resolve, task_chunks
+from rollout_engine.threads import in_own_thread
 from rollout_engine.types import Message, RolloutRecord
+from rollout_engine.waiting import Waiting
 
 T = TypeVar("T")
 
@@ -46,7 +56,9 @@ class RolloutEngine:
     """k attempts x m models x n tasks, from `async with` to the end of the block.
 
     Arguments are those of `RunConfig` (models, k, agent, sandbox, ray, ...), or a whole `config` which they override.
-    `run_dir` None: a temporary folder, gone when the block ends. An existing run is gone on with if `resume` is set.
+    `run_dir` is a path, or s3://BUCKET/PREFIX; None: a temporary folder, gone when the block ends. An existing run is
+    gone on with if `resume` is set.
+    `keys`: API keys by model; None: from the environment variables that the models name.
     Raises InputError before anything starts.
     """
 
@@ -58,10 +70,12 @@ class RolloutEngine:
         resume: bool = False,
         retry_failed: bool = False,
         config: RunConfig | None = None,
+        keys: Mapping[str, str] | None = None,
         **options: Any,
     ) -> None:
         self.config = make_config(config, models, options)
         self._wanted_dir, self._resume, self._retry_failed = run_dir, resume, retry_failed
+        self._keys = keys
         self._temporary: Path | None = None
         self._rounds = 0
         self._evaluated: Counter[str] = Counter()
@@ -70,15 +84,20 @@ class RolloutEngine:
         """Those that are not done, each with what carries its tasks from this loop to the driver's."""
         self._given_up = False
         """Whether a consumer has left before its submission was done, or its source failed."""
+        self.metrics_url: str | None = None
+        """Where the run's metrics are served while it is open, if `metrics.port` asks for it."""
         self._closing = False
+        self.cancelled_by: str | None = None
+        """Who has asked, by `rollout cancel`, for the run to end; its planned rollouts have cancelled rows then."""
 
     # -- life ---------------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        keys = check_config(self.config)
+        keys = check_config(self.config, self._keys)
         if self._wanted_dir is None:
             self._temporary = await asyncio.to_thread(make_temporary)
-        self.run_dir = Path(self._temporary or self._wanted_dir or "")
+        wanted = self._temporary or self._wanted_dir or ""
+        self.run_dir = await asyncio.to_thread(local_root, wanted) if is_remote(wanted) else Path(wanted)
         try:
             await self._open(keys)
         except BaseException:
@@ -97,15 +116,51 @@ class RolloutEngine:
             raise
 
     async def _start(self, keys: Mapping[str, str]) -> None:
-        self._thread = LoopThread("rollout-driver")
-        self._driver = Driver(
-            self.config, self._store, make_cluster(self.config), keys, self._make_plan, self._store.epoch
+        cluster, epoch = make_cluster(self.config), self._store.epoch
+        self._log_level: LogLevel = "off" if self._temporary else log_level(self.config)
+        with contextlib.ExitStack() as undo:
+            about = About(self._store.run_id, epoch)
+            self._logs = open_logs(
+                Layout(self.run_dir).logs, f"driver-e{epoch}", about, self._log_level, self.config.logs, keys.values()
+            )
+            undo.callback(self._logs.close)
+            monitor = self._make_monitor(cluster, Redactor(keys.values()), undo)
+            self._thread = LoopThread("rollout-driver")
+            self._driver = Driver(self.config, self._store, cluster, keys, self._make_plan, epoch, monitor)
+            self._store.outside.on_cancel = self._cancel_asked
+            try:
+                await self._thread.call(self._driver.open())
+            except BaseException:
+                await self._thread.stop()
+                raise
+            undo.pop_all()
+
+    def _make_monitor(self, cluster: Cluster, redact: Redactor, undo: contextlib.ExitStack) -> Monitor:
+        """Shows the run to other terminals and to who collects metrics. Raises InputError where a port is taken."""
+        exporters = [cluster.exporter()]
+        if self.config.metrics.port is not None:
+            from rollout_engine.prometheus import Endpoint
+
+            endpoint = Endpoint(self.config.metrics.address, self.config.metrics.port)
+            undo.callback(endpoint.close)
+            self.metrics_url = endpoint.url
+            exporters.append(endpoint)
+
+        def write(data: bytes) -> None:
+            write_status(self.run_dir, redact.encoded(data.decode()).encode())
+
+        return Monitor(
+            self._store.run_id,
+            self._store.epoch,
+            self.config.models,
+            None if self._temporary else write,
+            [exporter for exporter in exporters if exporter is not None],
         )
-        try:
-            await self._thread.call(self._driver.open())
-        except BaseException:
-            await self._thread.stop()
-            raise
+
+    def _cancel_asked(self, who: str) -> None:
+        """In the committer's thread."""
+        self.cancelled_by, self._given_up = who, True
+        self._thread.soon(self._driver.cancel_all)
 
     def _make_plan(self, host_id: str, node_id: str) -> HostPlan:
         return HostPlan(
@@ -114,7 +169,9 @@ class RolloutEngine:
             host_id=f"{host_id}-e{self._store.epoch}",
             node_id=node_id,
             config=self.config,
-            run_dir=str(self.run_dir.resolve()),
+            # A run on an object store has no directory that a host could write to: turns travel with their rows.
+            run_dir=str(self.run_dir.resolve()) if mirror_of(self.run_dir) is None else None,
+            log_level=self._log_level,
         )
 
     async def __aexit__(
@@ -139,7 +196,28 @@ class RolloutEngine:
             await asyncio.shield(self._thread.call(self._driver.close()))
         finally:
             await self._thread.stop()
-            await asyncio.to_thread(self._store.close, status)
+            try:
+                await self._end_run(status)
+            finally:
+                await in_own_thread(self._logs.close, "close logs")
+
+    async def _end_run(self, status: RunStatus) -> None:
+        """Final tables and the end of the epoch. Raises RunError where the disk does not let it."""
+        if self._driver.disk_hangs:
+            limit_s = self.config.store.commit_s
+            raise RunError(f"the disk did not take all rows within {limit_s:g} s (store.commit_s); resume the run")
+        limit_s = self.config.store.final_tables_s
+        limit = asyncio.timeout(limit_s)
+        try:
+            async with limit:
+                await in_own_thread(partial(self._store.close, status), "close run")
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise RunError(
+                f"the final tables were not written within {limit_s:g} s (store.final_tables_s); all rows are in the "
+                "log, and `rollout resume` makes the tables"
+            ) from None
 
     def _remove_temporary(self) -> None:
         if self._temporary is not None:
@@ -298,6 +376,18 @@ class RolloutEngine:
         """Starts nothing more, and returns when what was running has ended and is committed."""
         await self._thread.call(self._driver.drain())
 
+    def give_up(self) -> None:
+        """What is not done stays undone: the run ends as interrupted."""
+        self._given_up = True
+
+    @property
+    def run_id(self) -> str:
+        return self._store.run_id
+
+    async def waiting(self) -> dict[str, list[Waiting]]:
+        """What the oldest rollouts of each host wait for, now; a host that does not answer in time has none."""
+        return await self._thread.call(self._driver.waiting())
+
     @property
     def progress(self) -> Progress:
         """Where the run stands; a live object, to be read only."""
@@ -335,20 +425,27 @@ def make_config(
         raise InputError(first["msg"], where=where, fix="see rollout_engine.config.RunConfig for the fields") from error
 
 
-def check_config(config: RunConfig) -> dict[str, str]:
+def check_config(config: RunConfig, keys: Mapping[str, str] | None = None) -> Mapping[str, str]:
     """All that can be checked before a run starts. Returns the API keys; raises InputError."""
     if not config.models:
         raise InputError("a run needs at least one model", where="models", fix="-m NAME=KIND:..., or models=[...]")
     for model in config.models:
         check_model(model)
+    for asked in config.judges.values():
+        try:
+            check_model(asked)
+        except InputError as error:
+            where = error.where.replace(f"models.{asked.name}", asked.where, 1)
+            raise InputError(error.message, where, error.fix) from error
     make_agent(config.agent, config.agent_options)
-    return api_keys(config.models)
+    log_level(config)
+    return api_keys(config.clients) if keys is None else keys
 
 
 def make_cluster(config: RunConfig) -> Cluster:
-    """The in-process host, or the Ray binding by its entry point. Raises InputError."""
+    """In-process hosts, or the Ray binding by its entry point. Raises InputError."""
     if config.ray == "off":
-        return LocalCluster()
+        return LocalCluster(config.hosts_per_node)
     found = entry_points(group="rollout_engine.clusters", name="ray")
     if not found:
         raise InputError(

@@ -2,7 +2,8 @@
 
 RolloutEngineError
   InputError                bad input at the door: says where, what was found, what to do (exit code 2)
-  RunError                  a run cannot go on (no hosts left, no progress); it can be resumed
+  RunError                  a run cannot go on (no hosts left, the disk full); it can be resumed
+    StuckError                nothing went forward for a bounded time; says what everything waited for
   LimitReached              the agent met one of its own limits: control flow, never a failure
   InfraError                a wall between us and something outside; becomes `failed`, never a score
     TaskBodyError             the task cannot be built on this host
@@ -11,14 +12,18 @@ RolloutEngineError
       ModelBadResponse ModelRequestError ModelAuthError ModelRefused ModelMissingAnswer
     SandboxError              the sandbox's provider
       SandboxStartError SandboxDied SandboxUnavailable
+        SandboxOutOfMemory        what ran in it, not we, ended it: the agent's own limit
     SetupError                the task's own files, setup commands, services or tools
+      SetupTimeout            one of them was not done in its time
     AgentError                an agent program that never worked
+      AgentUnavailable        it is not there, or not for this machine
     HostError                 the node or the host process
       HostLost                  the driver cannot reach it any more
     DeadlineError             the whole rollout took too long before there was a verdict
   VerifierError             the verifier raised, hung, or returned something unusable: score null
-    VerifierTimeout VerifierBadReturn
+    VerifierTimeout VerifierBadReturn VerifierUnavailable
   ExecTimeout               a command in a sandbox met its limit; carries the partial output
+  SandboxFull               the sandbox's own disk is full (an OSError): the agent's own limit
 
 All pickle: extra fields have defaults. Nothing is classified by its text.
 """
@@ -52,6 +57,10 @@ class InputError(RolloutEngineError):
 
 class RunError(RolloutEngineError):
     """The run ended early; what was committed is kept and the run can be resumed."""
+
+
+class StuckError(RunError):
+    """Nothing went forward for too long: no row, no turn, no phase, or no row was taken by the disk or the reader."""
 
 
 class LimitReached(RolloutEngineError):
@@ -146,6 +155,10 @@ class SandboxDied(SandboxError):
     """The sandbox ended by itself, or was killed from outside."""
 
 
+class SandboxOutOfMemory(SandboxDied):
+    """The kernel ended the whole sandbox for the memory that was used in it, by whatever ran there."""
+
+
 class SandboxUnavailable(SandboxError):
     """The provider itself is not there (no daemon, no permission)."""
 
@@ -158,10 +171,22 @@ class SetupError(InfraError):
     boundary, retryable = Boundary.SETUP, False
 
 
+class SetupTimeout(SetupError):
+    """A setup command, service or tool was not done in its time; tried again, as the machine may have been busy."""
+
+    retryable = True
+
+
 class AgentError(InfraError):
-    """An agent program could not be started or made no model call."""
+    """An agent program made no model call, or none that was answered."""
 
     boundary = Boundary.AGENT
+
+
+class AgentUnavailable(AgentError):
+    """An agent program is not there, is for another machine, or cannot be installed: another try finds the same."""
+
+    retryable = False
 
 
 class HostError(InfraError):
@@ -197,6 +222,10 @@ class VerifierBadReturn(VerifierError):
     """The verifier returned something that is no finite number."""
 
 
+class VerifierUnavailable(VerifierError):
+    """The verifier lacks something that it needs: a package, a judge, an answer of its judge's server."""
+
+
 class ExecTimeout(RolloutEngineError):
     """A command met its limit. `partial` holds the output until then."""
 
@@ -206,6 +235,10 @@ class ExecTimeout(RolloutEngineError):
 
     def __str__(self) -> str:
         return str(self.args[0])
+
+
+class SandboxFull(OSError):
+    """The sandbox's own disk has no room for what is to be written: what ran in it has filled it."""
 
 
 def clip(text: str) -> str:

@@ -8,20 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from rollout_engine.types import RolloutSpec
+from rollout_engine.vitals import Vitals
 
 
 class Lease(NamedTuple):
     """A host's share of one model's cluster-wide budgets."""
 
-    permits: int
+    permits: int = -1
     """Calls that may be in flight at once; -1: no limit."""
-    tokens: float
-    """Calls that may be started beyond those granted before (request rate); -1: no limit."""
+    calls_s: float = -1.0
+    """Calls that may begin per second; -1: no limit."""
+    tokens_s: float = -1.0
+    """Tokens, of prompts and answers, per second; -1: no limit."""
+    pause_s: float = 0.0
+    """Begin no call for so long: the server has asked for it."""
+    refusals_seen: int = 0
+    """Refusals of this host that the shares take into account; permits of later ones rest."""
+
+
+class Traffic(NamedTuple):
+    """How a host's calls to one model have gone since the host started."""
+
+    answered: int = 0
+    """Calls (each try counts) that got an answer; errors that are no 429 say nothing of a limit."""
+    refused: int = 0
+    """429s."""
+    log_latency: float = 0.0
+    """Sum of the natural logarithms of the answered calls' seconds."""
+    tokens: float = 0.0
+    """Tokens of the prompts and answers that the server counted."""
+    level: int = 0
+    """Calls of this host in flight when the last one was refused, that one included."""
 
 
 class Demand(NamedTuple):
@@ -30,9 +53,29 @@ class Demand(NamedTuple):
     held: int
     """Permits that the host still counts as its own: the lease, or more while calls above it run out."""
     waiting: int
-    """Calls that wait for a permit or a token."""
-    tokens: float
-    """Start tokens not used yet."""
+    """Calls that wait for a permit, their turn, or the end of a pause."""
+    calls_s: float = -1.0
+    """The rate of calls that the host goes by."""
+    tokens_s: float = -1.0
+    in_flight: int = 0
+    pause_s: float = 0.0
+    """What is left of the longest pause that the server has asked *this* host for."""
+    wants_permits: bool = False
+    """Calls have waited for a permit since the last reply."""
+    wants_calls: bool = False
+    """Calls have waited for their turn at `calls_s` since the last reply."""
+    wants_tokens: bool = False
+    """Calls have waited for their turn at `tokens_s` since the last reply."""
+    traffic: Traffic = Traffic()
+
+
+class HandBack(StrEnum):
+    """What a host that is to go gives up unfinished; `held` then lacks it."""
+
+    NOTHING = "nothing"
+    QUEUED = "queued"
+    """What it has not started."""
+    ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +89,7 @@ class HostLimits:
     """The longest that a request waits for something to say; the heartbeat."""
     paused: bool = False
     """Start nothing that is still queued on the host."""
+    hand_back: HandBack = HandBack.NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +111,8 @@ class Request:
     acked_seq: int = 0
     """Batches up to this number are committed; the host forgets them."""
     limits: HostLimits = HostLimits()
+    sent_at: float = 0.0
+    """Seconds since 1970 on the driver's clock."""
     want_held: bool = False
     """Send the list of held keys: the count or hash of the last reply differed from the driver's."""
 
@@ -90,7 +136,12 @@ class Reply:
     running: int = 0
     """Rollouts that were started and whose row is in no batch yet, whatever their phase."""
     stats: Mapping[str, float] = field(default_factory=dict)
-    """Counters since the host started: cpu_s, loop_lag_max_s, rollouts, calls."""
+    """Counters since the host started (cpu_s, started, finished, waited_s; moves: phases and turns, its signs of
+    life), and `clock`: what the node takes for the time."""
+    troubles: tuple[str, ...] = ()
+    """What is wrong on the node and went on without harm to any row: each says path and remedy."""
+    vitals: Vitals | None = None
+    """For people and metrics; in about one reply a second."""
 
 
 def scramble(key: int) -> int:

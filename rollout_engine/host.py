@@ -11,25 +11,36 @@ import logging
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
 from rollout_engine.agents import make_agent
-from rollout_engine.config import RunConfig
-from rollout_engine.errors import HostError, TaskBodyError, failure_of
-from rollout_engine.exchange import HostLimits, Reply, Request, scramble
+from rollout_engine.bound import Model
+from rollout_engine.config import LogLevel, RunConfig
+from rollout_engine.errors import HostError, TaskBodyError, describe, failure_of
+from rollout_engine.exchange import HandBack, HostLimits, Reply, Request, scramble
+from rollout_engine.hooks import TEARDOWN_S, has_hook, tear_down
+from rollout_engine.hostclock import DriverClock
+from rollout_engine.hostmeter import HostMeter
+from rollout_engine.loglines import About, speak_of
 from rollout_engine.machine import check_descriptors
+from rollout_engine.metrics import Exporter
 from rollout_engine.models import make_client, sampling_of
 from rollout_engine.outbox import BIG_ROW_BYTES, Outbox, row_bytes, to_row, turns_bytes
+from rollout_engine.permits import Permits
 from rollout_engine.prepare import prepare
 from rollout_engine.probe import Probe, probe
-from rollout_engine.rollout import Model, PreparedTask, Resources, Rollout
-from rollout_engine.sandboxes import make_provider
+from rollout_engine.rollout import PreparedTask, Resources, Rollout
+from rollout_engine.sandboxes import Origin, make_provider
+from rollout_engine.sandboxes.paced import at_once
 from rollout_engine.store.traces import TraceWriter, sees_run
+from rollout_engine.teardown import Leftovers, finish
+from rollout_engine.threads import in_own_thread
 from rollout_engine.types import Boundary, Failure, RolloutRecord, RolloutSpec, new_record
 from rollout_engine.verifiers.workshop import Workshop
+from rollout_engine.waiting import OLDEST, Waiting, waiting
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +50,14 @@ SWEEP_S = 5.0
 """How often the host looks for rollouts that should have ended."""
 OVERDUE_S = 10.0
 """A rollout that goes on for so long after its deadline, or after its cancellation, is given up."""
+MAX_TROUBLES = 16
+"""Troubles of the node that are told; more say nothing new."""
 CLOSE_S = 20.0
 """The longest that a stopping host waits for its rollouts to clean up."""
+PART_CLOSE_S = 60.0
+"""The longest that each of its parts (sandboxes' provider, verifiers, model clients, traces) may take after that."""
+TRACE_S = 60.0
+"""A trace that is not written by then travels inline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +70,8 @@ class HostPlan:
     node_id: str
     config: RunConfig
     run_dir: str | None = None
-    """Where trace files may go; None: turns travel inline."""
+    """Where trace and log files may go; None: turns travel inline."""
+    log_level: LogLevel = "info"
 
 
 @dataclass(slots=True)
@@ -64,6 +82,8 @@ class _Entry:
     cancelled: bool = False
     ended: bool = False
     """The rollout itself is over; only its row is still on its way."""
+    since: float = field(default_factory=time.monotonic)
+    """When it was granted."""
     ends_at: float = math.inf
     """By then it has ended, unless its agent or verifier does not let itself be cancelled."""
 
@@ -89,8 +109,12 @@ class Host:
         plan: HostPlan,
         keys: Mapping[str, str] | None = None,
         on_expired: Callable[[], None] | None = None,
+        exporter: Exporter | None = None,
     ) -> None:
-        """`keys`: model name -> API key. `on_expired` is called when the lease has ended and all is cleaned up."""
+        """`keys`: model name -> API key. `on_expired` is called when the lease has ended and all is cleaned up.
+
+        `exporter`: where the metrics of this process go besides the driver.
+        """
         self.plan = plan
         self._on_expired = on_expired
         self._keys = dict(keys or {})
@@ -108,12 +132,18 @@ class Host:
         self._granted = 0
         self._limits = HostLimits()
         self._counts = _Counts()
+        self._waited = 0.0
+        self._meter = HostMeter(About(plan.run_id, plan.epoch, plan.host_id), plan.host_id, self._spec.slots, exporter)
         self._nudged = False
         self._closing = False
         self._heard = 0.0
+        self._clock = DriverClock()
+        self._troubles: dict[str, None] = {}
         self._watch: asyncio.Task[None] | None = None
         self._sweeper: asyncio.Task[None] | None = None
         self._abandoned: set[asyncio.Task[None]] = set()
+        self._retiring: set[asyncio.Task[None]] = set()
+        """Teardowns of verifiers whose task is forgotten."""
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -128,26 +158,37 @@ class Host:
         self._models = {
             spec.name: Model(
                 spec,
-                make_client(spec, api_key=self._keys.get(spec.name)),
+                self._meter.client(spec.name, make_client(spec, api_key=self._keys.get(spec.name))),
                 sampling_of(spec),
+                Permits(self.nudge),
             )
-            for spec in config.models
+            for spec in config.clients
         }
-        provider = None if config.sandbox == "none" else make_provider(config.sandbox)
+        rates = self._spec.creations_per_minute
+        provider = None
+        if config.sandbox != "none":
+            origin = Origin(self.plan.run_id, self.plan.host_id, self.plan.epoch)
+            made = make_provider(config.sandbox, creations_per_minute=rates, origin=origin)
+            provider = self._meter.provider(made)
+        starting = at_once(self._spec.starting, rates, config.sandbox, config.limits.start_s)
+        verifying = at_once(self._spec.verifying, rates, config.sandbox, config.limits.verify_s)
         self._workshop = Workshop(provider)
         self._resources = Resources(
             config=config,
             agent=make_agent(config.agent, config.agent_options),
             models=self._models,
             provider=provider,
-            starting=asyncio.Semaphore(self._spec.starting),
-            verifying=asyncio.Semaphore(self._spec.verifying),
+            starting=asyncio.Semaphore(starting),
+            verifying=asyncio.Semaphore(verifying),
             host_id=self.plan.host_id,
             node_id=self.plan.node_id,
+            leftovers=Leftovers(config.limits.close_s),
+            clock=self._clock.now,
         )
         self._heard = self._loop.time()
         self._watch = asyncio.create_task(self._watch_lease(), name="lease watchdog")
         self._sweeper = asyncio.create_task(self._sweep(), name="sweeper")
+        self._meter.start()
 
     async def close(self) -> None:
         """Cancels what runs, removes every sandbox and closes every connection, in bounded time."""
@@ -158,14 +199,32 @@ class Host:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=CLOSE_S)
+        await finish(self._resources.leftovers.close(), PART_CLOSE_S)
+        await finish(self._tear_down(), TEARDOWN_S + 1.0)
+        parts = [self._workshop.close(), *(model.client.close() for model in self._models.values())]
         if self._traces is not None:
-            await asyncio.to_thread(self._traces.close)
-        await self._workshop.close()
+            parts.append(in_own_thread(self._traces.close, "close traces"))
         if self._resources.provider is not None:
-            await self._resources.provider.close()
-        for model in self._models.values():
-            await model.client.close()
+            parts.append(self._resources.provider.close())
+        await asyncio.gather(*(finish(part, PART_CLOSE_S) for part in parts))
+        await finish(self._meter.stop(), PART_CLOSE_S)
         self._wake.set()
+
+    async def _tear_down(self) -> None:
+        """The last hooks of the agent and of every verifier that is still here."""
+        verifiers = [body.prepared.verifier for body in self._bodies.values() if body.prepared is not None]
+        await tear_down([self._resources.agent, *verifiers], self._hook_failed)
+        await asyncio.gather(*self._retiring)
+
+    def _retire(self, body: _Body) -> None:
+        if body.prepared is not None and has_hook(body.prepared.verifier, "teardown"):
+            task = self._loop.create_task(tear_down([body.prepared.verifier], self._hook_failed))
+            self._retiring.add(task)
+            task.add_done_callback(self._retiring.discard)
+
+    def _hook_failed(self, what: str) -> None:
+        log.warning("host=%s hook %s", self.plan.host_id, what)
+        self._trouble(f"hook {what}")
 
     async def _watch_lease(self) -> None:
         """A host that its driver has forgotten ends its rollouts: they may be running elsewhere by now."""
@@ -190,11 +249,14 @@ class Host:
         if request.epoch != self.plan.epoch:
             raise HostError(f"host {self.plan.host_id} belongs to epoch {self.plan.epoch}, not {request.epoch}")
         self._heard = self._loop.time()
+        self._clock.heard(request.sent_at)
         if request.number > self._number:
             self._number = request.number
             self._take_in(request)
+        began = self._loop.time()
         await self._wait(request)
         self._heard = self._loop.time()
+        self._waited = self._heard - began
         return self._reply(request)
 
     def nudge(self) -> None:
@@ -216,6 +278,7 @@ class Host:
                 self._hold(spec)
         for key in request.cancel_keys:
             self._cancel(key)
+        self._hand_back(request.limits.hand_back)
         self._pump()
 
     async def _wait(self, request: Request) -> None:
@@ -248,13 +311,20 @@ class Host:
             held=(*self._held, *self._outbox.unsent) if request.want_held else None,
             missing=tuple(self._homeless),
             free_slots=self._free_slots(),
-            demand={name: model.permits.demand for name, model in self._models.items()},
+            demand={name: model.permits.demand() for name, model in self._models.items()},
             running=self._active + len(self._outbox.unsent),
             stats={
                 "cpu_s": time.process_time(),
                 "started": self._counts.started,
                 "finished": self._counts.finished,
+                "moves": self._resources.activity.moves,
+                "waited_s": self._waited,
+                "clock": time.time(),
             },
+            troubles=tuple(self._troubles),
+            vitals=self._meter.vitals(
+                self._heard, self, {name: model.permits for name, model in self._models.items()}, self._limits.paused
+            ),
         )
 
     def _free_slots(self) -> int:
@@ -295,14 +365,14 @@ class Host:
             return
         while self._queue and self._running < self._spec.slots and not self._closing:
             entry = self._queue.popleft()
-            if entry.cancelled:
+            if entry.cancelled or entry.ended:
                 continue
             try:
                 prepared = self._prepared(entry.spec.digest)
             except Exception as error:
                 record = self._unstarted(entry.spec)
                 record.fail(failure_of(error))
-                self._finish(entry, record)
+                self._finish_unrun(entry, record)
                 continue
             self._running += 1
             self._active += 1
@@ -312,6 +382,7 @@ class Host:
             entry.task = self._loop.create_task(self._run(entry, entry.rollout))
 
     async def _run(self, entry: _Entry, rollout: Rollout) -> None:
+        speak_of(About(self.plan.run_id, self.plan.epoch, self.plan.host_id, entry.spec))
         try:
             await rollout.run()
         except asyncio.CancelledError:
@@ -323,6 +394,7 @@ class Host:
             return
         entry.ended = True
         record = rollout.record
+        self._meter.ended(record)
         await self._spill(record)
         row = await asyncio.to_thread(to_row, record) if row_bytes(record) > BIG_ROW_BYTES else None
         self._active -= 1
@@ -342,7 +414,7 @@ class Host:
         message = f"it did not let itself be ended; was in phase {rollout.phase}"
         log.error("host=%s rollout=%s %s", self.plan.host_id, entry.spec, message)
         entry.ended = True
-        record = replace(rollout.record, turns=list(rollout.record.turns), ended_at=time.time())
+        record = replace(rollout.record, turns=list(rollout.record.turns), ended_at=self._clock.now())
         record.num_turns = len(record.turns)
         failure = Failure(Boundary.DEADLINE, "DeadlineError", message, retryable=False)
         record.cancel(failure) if entry.cancelled else record.fail(failure)
@@ -351,16 +423,18 @@ class Host:
             left.add_done_callback(self._abandoned.discard)
         task.cancel()
         self._active -= 1
-        self._finish(entry, record)
+        self._finish_unrun(entry, record)
 
     async def _spill(self, record: RolloutRecord) -> None:
         """Moves large turns into this host's trace file, where hosts can reach the run directory."""
         if self._traces is None or turns_bytes(record.turns) <= self.plan.config.store.inline_trace_bytes:
             return
         try:
-            where = await asyncio.to_thread(self._traces.write, record.turns)
+            async with asyncio.timeout(TRACE_S):
+                where = await asyncio.to_thread(self._traces.write, record.turns)
         except Exception as error:  # the disk refuses, or an agent's turns fit no table: the outbox finds that out
-            log.warning("host=%s could not write a trace, sending it inline: %s", self.plan.host_id, error)
+            log.warning("host=%s could not write a trace, sending it inline: %s", self.plan.host_id, describe(error))
+            self._trouble(f"{self._traces.path}: traces travel inline: {error}; make room there, or mend its rights")
             return
         record.trace_file, record.trace_offset, record.trace_sha256 = where
         record.turns = []
@@ -391,27 +465,53 @@ class Host:
         else:
             record = self._unstarted(entry.spec)
             record.cancel()
-            self._finish(entry, record)
+            self._finish_unrun(entry, record)
+
+    def _hand_back(self, what: HandBack) -> None:
+        """Forgets rollouts without a row: the driver finds them missing in `held` and plans them elsewhere."""
+        if what is HandBack.NOTHING:
+            return
+        for entry in [each for each in self._held.values() if not each.ended]:
+            if entry.task is None or what is HandBack.ALL:
+                entry.ended = True
+                self._forget(entry)
+                if entry.task is not None:
+                    self._active -= 1
+                    self._abandoned.add(entry.task)
+                    entry.task.add_done_callback(self._abandoned.discard)
+                    self._loop.call_soon(entry.task.cancel)
 
     def _interrupt(self, entry: _Entry) -> None:
         if entry.task is not None and not entry.ended:
             entry.task.cancel()
 
     def _unstarted(self, spec: RolloutSpec) -> RolloutRecord:
-        record = new_record(spec, time.time())
+        record = new_record(spec, self._clock.now())
         record.host_id, record.node_id = self.plan.host_id, self.plan.node_id
         return record
 
+    def _finish_unrun(self, entry: _Entry, record: RolloutRecord) -> None:
+        """The end of a rollout that did not get to its own."""
+        self._meter.ended(record)
+        self._finish(entry, record)
+
     def _finish(self, entry: _Entry, record: RolloutRecord, row: pa.RecordBatch | None = None) -> None:
         """The rollout's row waits to be sent; `row` is the record as a table, where that is made already."""
-        del self._held[entry.spec.key]
-        self._held_hash ^= scramble(entry.spec.key)
+        self._forget(entry)
         self._counts.finished += 1
-        self._release_body(entry)
         if row is None:
             self._outbox.add(record, self._loop.time())
         else:
             self._outbox.add_big(record.key, row, self._loop.time())
+
+    def _forget(self, entry: _Entry) -> None:
+        del self._held[entry.spec.key]
+        self._held_hash ^= scramble(entry.spec.key)
+        self._release_body(entry)
+
+    def _trouble(self, message: str) -> None:
+        if len(self._troubles) < MAX_TROUBLES:
+            self._troubles[message] = None
 
     def _release_body(self, entry: _Entry) -> None:
         digest = entry.spec.digest
@@ -425,7 +525,7 @@ class Host:
         if not body.users:
             self._idle[digest] = None
             while len(self._idle) > IDLE_BODIES:
-                del self._bodies[self._idle.popitem(last=False)[0]]
+                self._retire(self._bodies.pop(self._idle.popitem(last=False)[0]))
 
     # -- for the watchdog ---------------------------------------------------------------------------------------
 
@@ -438,14 +538,35 @@ class Host:
         except Exception as error:
             raise TaskBodyError(f"{type(error).__name__}: {error}") from error
 
-    def waiting_for(self, limit: int = 20) -> list[str]:
-        """What the oldest held rollouts wait for, one line each."""
-        lines = []
-        for entry in list(self._held.values())[:limit]:
-            phase = entry.rollout.phase if entry.rollout is not None else "slot"
-            age = time.time() - entry.spec.queued_at
-            lines.append(f"{entry.spec.model}/{entry.spec.attempt}/{entry.spec.task_id}: {phase} ({age:.0f} s)")
-        return lines
+    @property
+    def held_count(self) -> int:
+        return len(self._held)
+
+    def phases(self) -> Iterator[str]:
+        """The phase of each rollout that it holds."""
+        for entry in self._held.values():
+            yield "commit" if entry.ended else "queue" if entry.rollout is None else entry.rollout.at.phase
+
+    def waiting_for(self, limit: int = OLDEST) -> list[Waiting]:
+        """What the oldest held rollouts wait for. May be called from any thread."""
+        return [self._waiting(entry) for entry in list(self._held.values())[:limit]]
+
+    def _waiting(self, entry: _Entry) -> Waiting:
+        now = self._clock.now()
+        if entry.rollout is None:
+            return waiting(entry.spec, "queue", self._queued_for(entry), entry.since, now)
+        at = entry.rollout.at
+        if entry.ended:
+            return waiting(entry.spec, "commit", "its turns to be written", at.since, now)
+        return waiting(entry.spec, at.phase, at.what, at.since, now)
+
+    def _queued_for(self, entry: _Entry) -> str:
+        if entry.spec.digest in self._homeless:
+            return "its task's body from the driver"
+        if self._limits.paused:
+            return "nothing: the host was told to start no more"
+        full = self._outbox.unacked_bytes > self._spec.max_unacked_bytes
+        return "finished rows of its host to be committed" if full else f"a slot on {self.plan.host_id}"
 
 
 def trace_writer(plan: HostPlan) -> TraceWriter | None:

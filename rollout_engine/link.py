@@ -36,6 +36,8 @@ class Link:
         self.stats: dict[str, float] = {}
         self.acked_seq = 0
         self.silent_since: float | None = None
+        self.told: set[str] = set()
+        """Troubles of the node that were passed on."""
         self.cancel_keys: set[int] = set()
         self._epoch = epoch
         self._number = 0
@@ -77,7 +79,7 @@ class Link:
             else:
                 del self._users[digest]
 
-    def request(self, limits: HostLimits) -> Request:
+    def request(self, limits: HostLimits, sent_at: float = 0.0) -> Request:
         """The next request: everything that the host has not confirmed, once more."""
         self._number += 1
         return Request(
@@ -90,6 +92,7 @@ class Link:
             received_seq=self._received_seq,
             acked_seq=self.acked_seq,
             limits=limits,
+            sent_at=sent_at,
             want_held=self._want_held,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -43,6 +43,10 @@ class LoopThread:
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs `work` there and waits for it here; cancelled here, it is cancelled there."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    def soon(self, function: Callable[[], None]) -> None:
+        """Has it called there, from any thread; does not wait."""
+        self._loop.call_soon_threadsafe(function)
 
     async def stop(self) -> None:
         """Ends the loop. What still runs on it is cancelled first."""

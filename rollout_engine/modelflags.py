@@ -10,20 +10,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_engine.config import ModelSpec
+from rollout_engine.config import KEY_VARIABLES, ModelSpec
 from rollout_engine.errors import InputError
 from rollout_engine.plugins import did_you_mean
 
-KINDS = ("openai", "replay", "scripted")
+KINDS = (*KEY_VARIABLES, "replay", "scripted")
 EXAMPLE = "for instance -m strong=openai:gpt-x@https://host/v1 or -m weak=scripted:skill=0.4"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _OWN = re.compile(r"[\w.]+:[\w.]+")
 _URL = re.compile(r"@https?://", re.IGNORECASE)
+_NEXT_URL = re.compile(r",(?=https?://)", re.IGNORECASE)
 _NUMBER = re.compile(r"[+-]?(\d+|\d+\.\d*|\.\d+)([eE][+-]?\d+)?")
 _FIELDS = frozenset(ModelSpec.model_fields) - {"name"}
-_OPEN_FIELDS = re.compile(r"(.+?)\.(options|extra_body)\.(.+)")
-_OF_A_KIND = frozenset({"kind", "model", "base_url", "api_key_env", "file", "options", "seed_header"})
+_OPEN_FIELDS = re.compile(r"(.+?)\.(options|extra_body|adaptive)\.(.+)")
+_OF_A_KIND = frozenset({"kind", "model", "base_url", "base_urls", "api_key_env", "file", "options", "seed_header"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,13 @@ def parse_flag(text: str) -> ModelFlag:
 
 
 def parse_model(text: str, where: str) -> dict[str, Any]:
-    """The fields of `KIND:REST`: openai:MODEL@URL, replay:FILE, scripted:OPTION=VALUE,..., or module:attribute."""
+    """The fields of `KIND:REST`: openai:MODEL@URL, replay:FILE, scripted:OPTION=VALUE,..., or module:attribute.
+
+    responses, anthropic and gemini are written as openai is.
+    """
     kind, _, rest = text.partition(":")
-    if kind == "openai":
-        return {"kind": kind, **_openai(rest, where)}
+    if kind in KEY_VARIABLES:
+        return {"kind": kind, **_remote(kind, rest, where)}
     if kind == "replay":
         if not rest:
             raise InputError("the file of answers is missing", where, "for instance -m NAME=replay:answers.jsonl")
@@ -114,12 +118,15 @@ def _name_and_path(left: str) -> tuple[str, tuple[str, ...]]:
     return (name, (field,)) if dot and field in _FIELDS else (left, ())
 
 
-def _openai(rest: str, where: str) -> dict[str, str]:
+def _remote(kind: str, rest: str, where: str) -> dict[str, Any]:
     # Model names hold colons, slashes and at-signs; only the last one before a scheme starts the URL.
     starts = [found.start() for found in _URL.finditer(rest)]
     name, url = (rest[: starts[-1]], rest[starts[-1] + 1 :]) if starts else (rest, "")
     if not name:
-        raise InputError("the model's name at its server is missing", where, "write openai:MODEL@URL")
+        raise InputError("the model's name at its server is missing", where, f"write {kind}:MODEL@URL")
+    urls = _NEXT_URL.split(url)
+    if len(urls) > 1:
+        return {"model": name, "base_urls": tuple(urls)}
     return {"model": name, "base_url": url} if url else {"model": name}
 
 
@@ -146,7 +153,9 @@ def _extended(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
         return {**{name: value for name, value in old.items() if name not in _OF_A_KIND}, **new}
     if "options" in new and isinstance(old.get("options"), dict):
         new = {**new, "options": {**old["options"], **new["options"]}}
-    return {**old, **new}
+    # One way to say where a server is replaces the other.
+    gone = {"base_url": "base_urls", "base_urls": "base_url"}
+    return {**{name: value for name, value in old.items() if gone.get(name) not in new}, **new}
 
 
 def _maybe_a_field(flag: ModelFlag, models: dict[str, dict[str, Any]], error: InputError) -> InputError:
@@ -164,7 +173,9 @@ def _set_field(fields: dict[str, Any], flag: ModelFlag) -> None:
         fields[flag.path[0]] = {**(inner if isinstance(inner, dict) else {}), flag.path[1]: scalar(flag.value)}
         return
     field, value = flag.path[0], flag.value
-    if field in ("options", "extra_body", "stop") and value[:1] in ("[", "{"):
+    if field == "base_urls" and value[:1] != "[":
+        fields[field] = tuple(_NEXT_URL.split(value))
+    elif field in ("options", "extra_body", "stop", "adaptive", "base_urls") and value[:1] in ("[", "{"):
         try:
             fields[field] = json.loads(value)
         except ValueError as error:

@@ -34,5 +34,5 @@ def prepare(body: bytes, config: RunConfig, workshop: Workshop | None = None) ->
         limits=limits,
         start_s=start_s,
         verify_s=verify_s,
-        deadline_s=run.queue_s + start_s + limits.agent_s + verify_s + run.close_s,
+        deadline_s=run.deadline_of(own),
     )

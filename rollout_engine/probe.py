@@ -5,18 +5,22 @@ Both run as rollouts do, with agents that call no model: the same sandbox, the s
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, replace
 
 from rollout_engine.agents.base import AgentLimits, AgentModel, OnTurn
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import AgentError
+from rollout_engine.hooks import tear_down
 from rollout_engine.prepare import prepare
 from rollout_engine.rollout import PreparedTask, Resources, Rollout
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Task
 from rollout_engine.types import Boundary, Completion, RolloutSpec, StopReason, Turn
 from rollout_engine.verifiers.workshop import Workshop
+
+log = logging.getLogger(__name__)
 
 OUTPUT_CHARS = 500
 """A solution that fails shows this much of its output."""
@@ -76,10 +80,13 @@ async def probe(body: bytes, config: RunConfig, resources: Resources, workshop: 
     prepared = prepare(body, config, workshop)
     if isinstance(prepared.task.solution, dict):
         prepared = replace(prepared, sandbox=prepared.base)
-    untouched = await _finding(prepared, replace(resources, agent=Untouched()))
-    if prepared.task.solution is None:
-        return Probe(untouched, None)
-    return Probe(untouched, await _finding(prepared, replace(resources, agent=Oracle())))
+    try:
+        untouched = await _finding(prepared, replace(resources, agent=Untouched()))
+        if prepared.task.solution is None:
+            return Probe(untouched, None)
+        return Probe(untouched, await _finding(prepared, replace(resources, agent=Oracle())))
+    finally:
+        await tear_down([prepared.verifier], log.warning)
 
 
 async def _finding(prepared: PreparedTask, resources: Resources) -> Finding:

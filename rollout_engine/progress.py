@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from rollout_engine.events import MAX_EVENTS, Event
+from rollout_engine.spending import Used, own_use
 from rollout_engine.types import Status
 
 
@@ -20,7 +21,8 @@ class Progress:
     """Planned rollouts of the whole run, where known."""
     before: int = 0
     done: int = 0
-    running: int = 0
+    running: int | None = 0
+    """None: not known to whoever watches from outside."""
     pending: int = 0
     valid: int = 0
     failed: Counter[str] = field(default_factory=Counter)
@@ -36,16 +38,17 @@ class Progress:
     hosts: int = 0
     notes: list[str] = field(default_factory=list)
     """What a person should know: a paused model, a lost host, a spent budget."""
+    events: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
+    """What happened to hosts and nodes, the newest last."""
+    limits: dict[str, str] = field(default_factory=dict)
+    """Limits that adapt, as found so far, by model."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Counts committed rows."""
         rows = batch.num_rows
         self.done += rows
         self.valid += rows - batch.column("score").null_count
-        self.prompt_tokens += pc.sum(batch.column("prompt_tokens")).as_py() or 0
-        self.completion_tokens += pc.sum(batch.column("completion_tokens")).as_py() or 0
-        if batch.column("cost_usd").null_count < rows:
-            self.cost_usd += pc.sum(batch.column("cost_usd")).as_py() or 0.0
+        self._use(own_use(batch))
         if batch.column("failure_type").null_count < rows or batch.column("score").null_count:
             self._add_failures(batch)
 
@@ -58,6 +61,16 @@ class Progress:
                 self.failed[f"{boundary}:{kind}"] += 1
             elif score is None:
                 self.verifier_errors += 1
+
+    def threw(self, used: Used) -> None:
+        """Counts a try that was thrown away; what it used was used all the same."""
+        self.retries += 1
+        self._use(used)
+
+    def _use(self, used: Used) -> None:
+        self.prompt_tokens += used.prompt_tokens
+        self.completion_tokens += used.completion_tokens
+        self.cost_usd += used.cost_usd or 0.0
 
     @property
     def rate(self) -> float:
@@ -81,6 +94,7 @@ class Progress:
         return {
             **asdict(self),
             "failed": dict(self.failed),
+            "events": [asdict(event) for event in self.events],
             "rate": self.rate,
             "eta_s": self.eta_s,
         }

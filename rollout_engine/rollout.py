@@ -6,49 +6,54 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
-from rollout_engine.agents.base import Agent, AgentLimits
-from rollout_engine.config import ModelSpec, RunConfig
+from rollout_engine.agentclock import AgentClock
+from rollout_engine.agents.base import Agent, AgentLimits, equipped
+from rollout_engine.bound import BoundJudge, BoundModel, Model
+from rollout_engine.config import RunConfig
 from rollout_engine.errors import (
     DeadlineError,
     InfraError,
     LimitReached,
     ModelTimeout,
+    RolloutEngineError,
     SandboxError,
+    SandboxFull,
+    SandboxOutOfMemory,
     SandboxStartError,
+    SetupError,
+    SetupTimeout,
     VerifierBadReturn,
+    VerifierError,
     VerifierTimeout,
+    VerifierUnavailable,
     failure_of,
 )
-from rollout_engine.models.base import ModelClient
-from rollout_engine.permits import Permits
+from rollout_engine.hooks import hooked, noting
 from rollout_engine.sandboxes.base import SNAPSHOT, Recipe, Sandbox, SandboxProvider, SandboxSpec
 from rollout_engine.services import start_services
 from rollout_engine.specs import Task
+from rollout_engine.teardown import MIN_CLOSE_S, Leftovers, Owned, remove_all
 from rollout_engine.types import (
     Boundary,
     CallContext,
-    Completion,
     Isolation,
-    Message,
-    RolloutRecord,
     RolloutSpec,
-    Sampling,
     Score,
     Status,
     StopReason,
-    ToolSpec,
     Trajectory,
     Turn,
     new_record,
 )
 from rollout_engine.verifiers.base import Verifier, takes_sandbox
-
-CALL_GRACE_S = 1.0
-"""A model call may outlive the agent's time by this much, so that it is the agent's limit that ends the agent."""
-
+from rollout_engine.verifiers.case import enter_case
+from rollout_engine.waiting import Activity, Cell, Phase, enter_rollout
 
 VERIFY_TRIES = 3
 """Sandboxes that a verification is tried in where they fail under it."""
@@ -72,16 +77,6 @@ class PreparedTask:
     deadline_s: float
 
 
-@dataclass(slots=True)
-class Model:
-    """One model of the run on a host: its client, and the host's share of its budgets."""
-
-    spec: ModelSpec
-    client: ModelClient
-    sampling: Sampling
-    permits: Permits = field(default_factory=Permits)
-
-
 @dataclass(frozen=True, slots=True)
 class Resources:
     """What the rollouts of a host share."""
@@ -94,49 +89,11 @@ class Resources:
     verifying: asyncio.Semaphore
     host_id: str
     node_id: str
-
-
-class BoundModel:
-    """The model as one rollout sees it: within the host's budgets and the rollout's deadline, and counted."""
-
-    def __init__(self, model: Model, context: CallContext, deadline: float, record: RolloutRecord) -> None:
-        self._model = model
-        self._context = context
-        self._deadline = deadline
-        self._record = record
-        self._calls = 0
-
-    async def complete(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> Completion:
-        model = self._model
-        context = self._context if not self._calls else _at_turn(self._context, self._calls)
-        self._calls += 1
-        await model.permits.acquire()
-        try:
-            completion = await model.client.complete(
-                messages, sampling=model.sampling, tools=tools, deadline=self._deadline, context=context
-            )
-        finally:
-            model.permits.release()
-        self._count(completion)
-        return completion
-
-    def _count(self, completion: Completion) -> None:
-        record, spec, usage = self._record, self._model.spec, completion.usage
-        record.prompt_tokens += usage.prompt_tokens
-        record.completion_tokens += usage.completion_tokens
-        if spec.price_prompt is not None or spec.price_completion is not None:
-            cost = usage.prompt_tokens * (spec.price_prompt or 0) + usage.completion_tokens * (
-                spec.price_completion or 0
-            )
-            record.cost_usd = (record.cost_usd or 0.0) + cost / 1e6
-        if completion.weight_version is not None:
-            record.weight_version_end = completion.weight_version
-            if record.weight_version_start is None:
-                record.weight_version_start = completion.weight_version
-
-
-def _at_turn(context: CallContext, turn: int) -> CallContext:
-    return replace(context, turn=turn)
+    leftovers: Leftovers
+    activity: Activity = field(default_factory=Activity)
+    """Counts what goes forward, for the driver's watchdog."""
+    clock: Callable[[], float] = time.time
+    """Seconds since 1970 on the driver's clock: rows of one run are stamped by one clock."""
 
 
 class Rollout:
@@ -145,23 +102,35 @@ class Rollout:
     def __init__(
         self, spec: RolloutSpec, prepared: PreparedTask, resources: Resources, on_slot_free: Callable[[], None]
     ) -> None:
-        self.record = new_record(spec, time.time())
+        self.record = new_record(spec, resources.clock())
         self.record.host_id, self.record.node_id = resources.host_id, resources.node_id
-        self.phase = "queue"
-        """What the rollout is waiting for, for the watchdog."""
+        self.at = Cell(resources.activity)
+        """Phase and awaited thing, for whoever asks what everything waits for."""
         self._prepared = prepared
         self._resources = resources
         self._on_slot_free = on_slot_free
         self._sandbox: Sandbox | None = None
+        self._owned: list[Owned] = []
+        """All that must be gone when it ends."""
+        self._deadline = math.inf
         self._services: list[str] = []
         """The jobs in the sandbox that are the task's services, not the agent's."""
+        self._waited_s = 0.0
+        """How long the agent's model calls waited for the run's budgets."""
+
+    @property
+    def phase(self) -> Phase:
+        return self.at.phase
 
     async def run(self) -> None:
         """Never raises but CancelledError; what went wrong is in the record."""
-        record, loop = self.record, asyncio.get_running_loop()
-        deadline = loop.time() + self._prepared.deadline_s - min(record.queue_s, self._resources.config.limits.queue_s)
+        enter_rollout(self.at)
+        record, limits = self.record, self._resources.config.limits
+        whole_s = self._prepared.deadline_s - min(record.queue_s, limits.queue_s)
+        self._deadline = asyncio.get_running_loop().time() + whole_s
         try:
-            await self._phases(deadline)
+            # The time to clean up is a part of the whole.
+            await self._phases(self._deadline - limits.close_s)
         # A SystemExit that escaped would end the host's loop and with it every other rollout.
         except BaseException as error:
             if _asked_to_end(error):
@@ -171,7 +140,7 @@ class Rollout:
             self._free_slot()
             await self._close()
             record.num_turns = len(record.turns)
-            record.ended_at = time.time()
+            record.ended_at = self._resources.clock()
 
     async def abandon(self) -> None:
         """Frees the slot and removes the sandbox of a rollout whose user code does not let itself be cancelled."""
@@ -194,7 +163,8 @@ class Rollout:
                     await self._work(deadline)
                 finally:
                     worked = loop.time()
-                    record.agent_s = worked - started
+                    record.agent_s = worked - started - self._waited_s
+                    record.queue_s += self._waited_s
                 self._free_slot()
                 try:
                     await self._verify()
@@ -206,7 +176,8 @@ class Rollout:
             raise self._past_deadline() from None
 
     def _past_deadline(self) -> DeadlineError:
-        return DeadlineError(f"no verdict within {self._prepared.deadline_s:g} s; was in phase {self.phase}")
+        within_s = self._prepared.deadline_s - self._resources.config.limits.close_s
+        return DeadlineError(f"no verdict within {within_s:g} s; was in phase {self.phase}")
 
     # -- sandbox ------------------------------------------------------------------------------------------------
 
@@ -214,14 +185,17 @@ class Rollout:
         provider = self._resources.provider
         if provider is None:
             raise SandboxStartError("the task needs a sandbox and the run has none (--sandbox none)")
-        self.phase = "start"
+        self.at.enter("start", "its turn to start a sandbox")
         late = SandboxStartError(f"the sandbox was not ready within {self._prepared.start_s:g} s")
         async with self._resources.starting, _phase_limit(self._prepared.start_s, late):
             spec = await self._ready(provider, spec)
-            self._sandbox = await provider.open(spec)
+            self.at.wait("its agent's installation")
+            spec = await equipped(self._resources.agent, spec)
+            self.at.wait("a sandbox to be created")
+            self._sandbox = self._own(await provider.open(spec))
             self.record.sandbox = provider.name
             self.record.limits_enforced = self._sandbox.limits_enforced
-            self.phase = "setup"
+            self.at.enter("setup", "its services")
             self._services = await start_services(self._prepared.task.services, self._sandbox)
 
     async def _ready(self, provider: SandboxProvider, spec: SandboxSpec) -> SandboxSpec:
@@ -229,56 +203,81 @@ class Rollout:
         recipe = self._prepared.recipe
         if not recipe.files and not recipe.commands:
             return spec
-        self.phase = "setup"
+        phase = self.phase
+        self.at.enter("setup", "the prepared sandbox of its task")
         ready = await provider.prepare(spec, recipe)
-        self.phase = "start"
+        self.at.enter(phase, "a sandbox")
         return ready
 
+    def _own(self, sandbox: Sandbox) -> Sandbox:
+        self._owned.append(Owned(f"a sandbox of {self.record.task_id}", sandbox.close))
+        return sandbox
+
     async def _close(self) -> None:
-        """Removes the sandbox, within `close_s`, also while the rollout is being cancelled."""
-        if self._sandbox is None:
+        """Removes sandboxes and layers before the deadline, also while the rollout is being cancelled."""
+        owned, self._owned = self._owned, []
+        if not owned:
             return
-        self.phase = "close"
+        self.at.enter("close", "its sandbox to be removed")
         loop = asyncio.get_running_loop()
         began = loop.time()
-        await finish(self._sandbox.close(), self._resources.config.limits.close_s)
-        self.record.close_s = loop.time() - began
+        left_s = min(self._resources.config.limits.close_s, self._deadline - began)
+        try:
+            await remove_all(owned, max(left_s, MIN_CLOSE_S), self._resources.leftovers)
+        finally:
+            self.record.close_s = loop.time() - began
 
     # -- agent --------------------------------------------------------------------------------------------------
 
     async def _work(self, deadline: float) -> None:
-        self.phase = "agent"
+        self.at.enter("agent", "its agent")
         record, task, limits = self.record, self._prepared.task, self._prepared.limits
         model = self._resources.models[record.model]
         seed = self._resources.config.seed
         context = CallContext(
             seed, record.round, record.task_id, record.model, record.attempt, 0, task.answer, task.script
         )
-        ends = min(deadline, asyncio.get_running_loop().time() + limits.agent_s)
-        bound = BoundModel(model, context, ends + CALL_GRACE_S, record)
-        limit = asyncio.timeout_at(ends)
+        clock = AgentClock(min(deadline, asyncio.get_running_loop().time() + limits.agent_s), deadline)
+        bound = BoundModel(model, context, clock, record)
         try:
-            async with limit:
+            async with clock.limit, self._hooked(self._resources.agent, self._sandbox, SetupError, SetupTimeout):
                 reason = await self._resources.agent.run(task, bound, self._sandbox, limits, self._on_turn)
         except LimitReached as error:
             reason = error.reason
+        except SandboxOutOfMemory:
+            reason = StopReason.OUT_OF_MEMORY
+        except SandboxFull:
+            reason = StopReason.DISK_LIMIT
         except TimeoutError:
-            if not limit.expired():
+            if not clock.limit.expired():
                 raise
-            if ends == deadline:
+            if clock.at_deadline:
                 raise self._past_deadline() from None
             reason = self._out_of_time()
+        finally:
+            record.oom_kills = None if self._sandbox is None else self._sandbox.oom_kills
+            record.agent_exit_code, record.evidence = bound.report.exit_code, bound.report.evidence
+            self._waited_s = clock.waited_s
         if not isinstance(reason, StopReason):
             raise TypeError(f"the agent returned {reason!r:.200}, not a StopReason")
         record.stop_reason = reason.value
         done = reason is StopReason.FINISHED
         record.status = (Status.COMPLETED if done else Status.TRUNCATED).value
-        record.final_answer = final_answer(record.turns)
+        reported = bound.report.final_answer
+        record.final_answer = reported if reported is not None else final_answer(record.turns)
+
+    def _hooked(
+        self, owner: Any, sandbox: Sandbox | None, failed: type[RolloutEngineError], late: type[RolloutEngineError]
+    ) -> AbstractAsyncContextManager[None]:
+        """The owner's setup and cleanup around what it does; their errors are in the row."""
+        note, cleanup_s = noting(self.record.hook_errors), self._resources.config.limits.close_s / 2
+        return hooked(owner, self._prepared.task, sandbox, note=note, failed=failed, late=late, cleanup_s=cleanup_s)
 
     def _on_turn(self, turn: Turn) -> None:
         if not isinstance(turn, Turn):
             raise TypeError(f"on_turn takes a Turn, not {type(turn).__name__}")
         self.record.turns.append(turn)
+        self.at.moved()
 
     def _out_of_time(self) -> StopReason:
         """The agent's time is over. Without a single answer it was the model that hung, not the agent that was slow."""
@@ -289,11 +288,12 @@ class Rollout:
     # -- verifier -----------------------------------------------------------------------------------------------
 
     async def _verify(self) -> None:
-        self.phase = "verify"
+        self.at.enter("verify", "its turn to verify")
         record, prepared = self.record, self._prepared
         record.verifier_isolation = prepared.verifier.isolation.value
         trajectory = Trajectory(tuple(record.turns), record.final_answer)
         late = VerifierTimeout(f"no verdict within {prepared.verify_s:g} s")
+        enter_case(self._judge)
         try:
             async with self._resources.verifying, _phase_limit(prepared.verify_s, late):
                 self._score(await self._verdict(trajectory))
@@ -305,13 +305,31 @@ class Rollout:
 
     async def _verdict(self, trajectory: Trajectory) -> Score:
         """The verifier's finding, in the isolation that it asks for."""
-        verifier, task = self._prepared.verifier, self._prepared.task
+        verifier = self._prepared.verifier
+        self.at.wait("its verifier")
         if not takes_sandbox(verifier):
-            return await verifier.verify(task, trajectory, None)
+            return await self._verdict_in(None, trajectory)
         if verifier.isolation is Isolation.IN_PLACE and self._sandbox is not None:
-            await self._sandbox.quiesce(keep=self._services)
-            return await verifier.verify(task, trajectory, self._sandbox)
+            with _workspace_kept():
+                await self._sandbox.quiesce(keep=self._services)
+                return await self._verdict_in(self._sandbox, trajectory)
         return await self._verdict_apart(trajectory)
+
+    async def _verdict_in(self, sandbox: Sandbox | None, trajectory: Trajectory) -> Score:
+        verifier, task = self._prepared.verifier, self._prepared.task
+        async with self._hooked(verifier, sandbox, VerifierError, VerifierTimeout):
+            return await verifier.verify(task, trajectory, sandbox)
+
+    def _judge(self, name: str | None) -> BoundJudge:
+        """The judge of a name, or the run's only one. Raises VerifierUnavailable."""
+        config, record = self._resources.config, self.record
+        judge = config.judge(name)
+        if judge is None:
+            known = ", ".join(config.judges) or "none"
+            raise VerifierUnavailable(f"the run has no judge {name or 'that is its only one'} (judges: {known})")
+        context = CallContext(config.seed, record.round, record.task_id, judge.name, record.attempt)
+        deadline = asyncio.get_running_loop().time() + self._prepared.verify_s
+        return BoundJudge(judge, self._resources.models[judge.name], context, deadline, record)
 
     async def _verdict_apart(self, trajectory: Trajectory) -> Score:
         """In a sandbox of its own, which the agent was never in, over the workspace that the agent left.
@@ -322,27 +340,24 @@ class Rollout:
         if provider is None:
             raise SandboxStartError("the verifier needs a sandbox and the run has none (--sandbox none)")
         spec = await self._ready(provider, prepared.base)
-        layer = None
         if self._sandbox is not None:
-            layer = await self._sandbox.export(self._handed_over())
+            self.at.wait("its workspace to be handed over")
+            with _workspace_kept():
+                layer = await self._sandbox.export(self._handed_over())
+            self._owned.append(Owned(f"a layer of {self.record.task_id}", partial(provider.release, layer)))
             spec = replace(spec, layers=(*spec.layers, layer))
-        try:
-            for tries_left in reversed(range(VERIFY_TRIES)):
-                try:
-                    return await self._verdict_in(await provider.open(spec), trajectory)
-                except SandboxError:
-                    if not tries_left:
-                        raise
-            raise AssertionError("unreachable: the last try returns or raises")
-        finally:
-            if layer is not None:
-                await finish(provider.release(layer), self._resources.config.limits.close_s)
-
-    async def _verdict_in(self, sandbox: Sandbox, trajectory: Trajectory) -> Score:
-        try:
-            return await self._prepared.verifier.verify(self._prepared.task, trajectory, sandbox)
-        finally:
-            await finish(sandbox.close(), self._resources.config.limits.close_s)
+        for tries_left in reversed(range(VERIFY_TRIES)):
+            try:
+                self.at.wait("a sandbox for its verifier to be created")
+                sandbox = self._own(await provider.open(spec))
+                self.at.wait("its verifier")
+                return await self._verdict_in(sandbox, trajectory)
+            except SandboxOutOfMemory as error:
+                raise VerifierError(f"the verifier was out of memory: {error}") from error
+            except SandboxError:
+                if not tries_left:
+                    raise
+        raise AssertionError("unreachable: the last try returns or raises")
 
     def _handed_over(self) -> list[str]:
         """Which of the agent's files the verifier sees."""
@@ -398,6 +413,15 @@ _BOUNDARY_OF_PHASE = {
 }
 
 
+@contextlib.contextmanager
+def _workspace_kept() -> Iterator[None]:
+    """A sandbox that went out of memory as a whole took the agent's files along: there is nothing to judge them by."""
+    try:
+        yield
+    except SandboxOutOfMemory as error:
+        raise VerifierError(f"the agent's files are lost: {error}") from error
+
+
 @contextlib.asynccontextmanager
 async def _phase_limit(seconds: float, late: Exception) -> AsyncIterator[None]:
     """Bounds a phase; raises `late` when it, and not somebody else's limit, is what expired."""
@@ -409,24 +433,6 @@ async def _phase_limit(seconds: float, late: Exception) -> AsyncIterator[None]:
         if limit.expired():
             raise late from None
         raise
-
-
-async def finish(work: object, seconds: float) -> None:
-    """Lets a teardown end under cancellation, for at most `seconds`; its own errors do not matter any more."""
-    task = asyncio.ensure_future(work)  # type: ignore[call-overload]
-    cancelled = False
-    ends = asyncio.get_running_loop().time() + seconds
-    while not task.done() and (left := ends - asyncio.get_running_loop().time()) > 0:
-        try:
-            await asyncio.wait({task}, timeout=left)
-        except asyncio.CancelledError:
-            cancelled = True
-    if not task.done():
-        task.cancel()
-    elif not task.cancelled():
-        task.exception()
-    if cancelled:
-        raise asyncio.CancelledError
 
 
 def final_answer(turns: Sequence[Turn]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shutil
 import threading
@@ -16,14 +17,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_engine.config import RunConfig
+from rollout_engine.errors import describe
+from rollout_engine.events import Event, to_lines
 from rollout_engine.machine import give_back_memory
 from rollout_engine.results import Run
 from rollout_engine.rewards import GROUPS, REWARDS, groups_table, rewards_table, summary
 from rollout_engine.scores import Kind, Scores
-from rollout_engine.store import Ledger, PlanLog, RunDir, RunStatus, RunWriter, create_run, open_run
-from rollout_engine.store.files import sync_directory, sync_file
+from rollout_engine.store import Ledger, PlanLog, RunDir, RunStatus, RunWriter, create_run, is_run, open_run
+from rollout_engine.store.files import sync_directory, sync_file, writing
+from rollout_engine.store.mirrors import detach, named, publish
+from rollout_engine.store.outside import Outside
 from rollout_engine.store.recall import Recall
 from rollout_engine.types import KeySpace
+
+log = logging.getLogger(__name__)
 
 CHUNK_SLOTS = 1024
 """Slots whose rewards are computed at once: bounds the memory of a live table."""
@@ -88,10 +95,12 @@ class RunStore:
         self._next_tables = time.monotonic() + run.info.config.store.live_tables_s
         self._next_trim = 0.0
         self._rows_in_tables = self._writer.ledger.rows
-        self.cost_usd = self._writer.ledger.cost_usd
+        self.used = self._writer.ledger.used
+        """What the rows of earlier epochs used."""
         self.closed = False
         self._recall: Recall | None = None
         self._recalling = threading.Lock()
+        self.outside = Outside(run, self._writer.epoch)
 
     @property
     def run_id(self) -> str:
@@ -100,6 +109,11 @@ class RunStore:
     @property
     def epoch(self) -> int:
         return self._writer.epoch.number
+
+    @property
+    def seal(self) -> tuple[float, int] | None:
+        spec = self._run.info.config.store
+        return None if self._run.mirror is None else (spec.seal_s, spec.seal_bytes)
 
     @property
     def space(self) -> KeySpace:
@@ -119,6 +133,15 @@ class RunStore:
             return [(key, 0) for key in keys]
         return self._writer.ledger.todo(keys, self._again)
 
+    def dump(self, text: str) -> str:
+        """Writes the state of a stuck run beside its log, for its owner alone. Raises OSError."""
+        path = self._run.layout.stuck(self.epoch)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(path, flags, 0o600), "w", errors="replace") as file:
+            os.fchmod(file.fileno(), 0o600)
+            file.write(text)
+        return named(path)
+
     def recall(self, keys: Sequence[int]) -> list[pa.RecordBatch]:
         """The rows that earlier epochs committed for these keys. Call it from a thread. Raises RunError."""
         with self._recalling:
@@ -129,10 +152,15 @@ class RunStore:
     def write(self, batches: list[pa.RecordBatch]) -> None:
         self._writer.commit(batches)
 
+    def record(self, events: Sequence[Event]) -> None:
+        with contextlib.suppress(OSError), self._run.layout.events.open("a") as file:
+            file.write(to_lines(events))
+
     def idle(self) -> None:
         """Heartbeat, and live tables when they are due. Raises RunError where another driver has taken over."""
         self._writer.beat()
         now = time.monotonic()
+        self.outside.look(now)
         if now >= self._next_trim:
             self._next_trim = now + TRIM_S
             give_back_memory()
@@ -155,6 +183,7 @@ class RunStore:
             self._writer.plan.sync()
             self.write_tables()
             self._writer.compact()
+            self.outside.publish()
         finally:
             self._writer.close(status)
 
@@ -165,6 +194,13 @@ class RunStore:
         self.closed = True
         self._writer.close(self._status_before)
         if self._missing is None:
+            return
+        if (mirror := self._run.mirror) is not None:
+            try:
+                mirror.objects.delete(mirror.objects.list())
+            except OSError as error:
+                log.warning("%s: what was made for the run is still there: %s", mirror.uri, describe(error))
+            detach(self._run.path)
             return
         for path in self._run.path.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -180,7 +216,7 @@ class RunStore:
 
 def open_store(path: Path, config: RunConfig, *, resume: bool, retry_failed: bool) -> RunStore:
     """A new run's store, or with `resume` an existing one's. Raises InputError with nothing half-written."""
-    if resume and (path / "run.json").exists():
+    if resume and is_run(path):
         run = open_run(path)
         run.adopt(config)
         return RunStore(run, retry_failed)
@@ -205,6 +241,9 @@ def write_tables(run: RunDir, ledger: Ledger, names: SlotNames) -> None:
         sync_file(file)
         os.replace(file, path)
     sync_directory(run.path)
+    for path, _ in targets:
+        with writing(path):
+            publish(path)
 
 
 def read_run(path: Path) -> Run:

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from rollout_engine.breaker import Breaker, BreakerState
+from rollout_engine.circuits import Circuits, Outcome, Subject
 from rollout_engine.config import RetrySpec
 from rollout_engine.exchange import scramble
 from rollout_engine.types import KeySpace
@@ -45,16 +46,6 @@ class Try(NamedTuple):
     """Starts that were lost with their host."""
 
 
-class Outcome(NamedTuple):
-    """What the scheduler needs to know of a row."""
-
-    failed: bool = False
-    retryable: bool = False
-    cancelled: bool = False
-    kind: str = ""
-    """boundary:type of the failure."""
-
-
 class Verdict(Enum):
     COMMIT = "commit"
     RETRY = "retry"
@@ -77,6 +68,8 @@ class _Group:
     todo: deque[Try]
     left: int
     """Keys that are not done yet, wherever they are."""
+    subjects: tuple[Subject, ...] = ()
+    """What its rollouts depend on beside their model."""
     hosts: list[str] = field(default_factory=list)
 
 
@@ -86,7 +79,7 @@ class Scheduler:
     def __init__(self, space: KeySpace, retry: RetrySpec, limits: Sequence[int | None] | None = None) -> None:
         self.space = space
         self.retry = retry
-        self.breakers = [Breaker(retry) for _ in range(space.m)]
+        self.circuits = Circuits(retry, space.m)
         self.held: dict[str, dict[int, Try]] = {}
         self.in_flight = [0] * space.m
         self.in_flight_on: dict[str, list[int]] = {}
@@ -106,10 +99,10 @@ class Scheduler:
 
     # -- work arrives -------------------------------------------------------------------------------------------
 
-    def add_group(self, tries: Sequence[Try]) -> None:
+    def add_group(self, tries: Sequence[Try], subjects: tuple[Subject, ...] = ()) -> None:
         """Plans the given attempts of one group (all of them, or what a resumed run still lacks)."""
         group_id = self.space.group(tries[0].key)
-        group = _Group(self._orders, self.space.model(tries[0].key), deque(tries), len(tries))
+        group = _Group(self._orders, self.space.model(tries[0].key), deque(tries), len(tries), subjects)
         self._orders += 1
         self._groups[group_id] = group
         self._fresh[group.model].append(group)
@@ -126,6 +119,15 @@ class Scheduler:
 
     # -- hosts --------------------------------------------------------------------------------------------------
 
+    @property
+    def breakers(self) -> list[Breaker]:
+        """Those of the models."""
+        return self.circuits.models
+
+    def limit_calls(self, limits: Sequence[int | None]) -> None:
+        """The calls that each model takes at once: rollouts in flight are kept in proportion to them."""
+        self._limits = list(limits)
+
     def join(self, host: str) -> None:
         self.held[host] = {}
         self.in_flight_on[host] = [0] * self.space.m
@@ -133,7 +135,12 @@ class Scheduler:
     def grant(self, host: str, slots: int, now: float) -> list[Try]:
         """At most `slots` rollouts for a host to start, oldest groups first."""
         self._awake(now)
-        ready = [one for one in self._suspects.values() if self._room(self.space.model(one.key), now) > 0]
+        room = self.circuits.room([Subject("host", host)], now)
+        if room is not None:
+            slots = min(slots, room)
+            if not slots:
+                return []
+        ready = [one for one in self._suspects.values() if self._room_for(self._group(one.key), now) > 0]
         if ready and not self._apart:
             self._apart.add(host)
         if host in self._apart:
@@ -156,27 +163,30 @@ class Scheduler:
         for one in ready:
             last = one.losses == self.retry.max_host_losses
             if len(granted) < (1 if last else min(slots, SUSPECTS_TOGETHER)) and slots > 0:
-                model = self.space.model(one.key)
-                if self._room(model, now) > 0:
+                group = self._group(one.key)
+                if self._room_for(group, now) > 0:
                     granted.append(self._suspects.pop(one.key))
-                    self._grant_one(one, host, model)
+                    self._grant_one(one, host, group)
                     self.todo_count -= 1
                     if last:
                         break
         return granted
 
-    def _grant_one(self, one: Try, host: str, model: int) -> None:
+    def _group(self, key: int) -> _Group:
+        return self._groups[self.space.group(key)]
+
+    def _grant_one(self, one: Try, host: str, group: _Group) -> None:
         self.held[host][one.key] = one
-        self._count(host, model, 1)
-        self.breakers[model].started(one.key)
+        self._count(host, group.model, 1)
+        self.circuits.started(one.key, group.model, (*group.subjects, Subject("host", host)))
 
     def _take(self, group: _Group, host: str, slots: int, now: float) -> Iterator[Try]:
-        room = min(slots, self._room(group.model, now), len(group.todo))
+        room = min(slots, self._room_for(group, now), len(group.todo))
         if host not in group.hosts:
             group.hosts.append(host)
         for _ in range(room):
             one = group.todo.popleft()
-            self._grant_one(one, host, group.model)
+            self._grant_one(one, host, group)
             yield one
         self.todo_count -= room
         if not group.todo:
@@ -191,20 +201,32 @@ class Scheduler:
         allowance = self.breakers[model].allowance(now)
         return room if allowance is None else min(room, allowance)
 
+    def _room_for(self, group: _Group, now: float) -> int:
+        """How many more rollouts of a group may be in flight."""
+        room = self._room(group.model, now)
+        allowance = self.circuits.room(group.subjects, now)
+        return room if allowance is None else min(room, allowance)
+
     def _next_group(self, host: str, now: float) -> _Group | None:
         """1. a started group that this host may share; 2. a new one; 3. any started one."""
         models = [model for model in range(self.space.m) if self._room(model, now) > 0]
-        started = [group for model in models for group in self._started[model].values()]
+        started = [group for model in models for group in self._open(self._started[model].values(), now)]
         near = [group for group in started if host in group.hosts or len(group.hosts) < GROUP_HOSTS]
         if near:
             return min(near, key=_by_order)
-        fresh = [self._fresh[model][0] for model in models if self._fresh[model]]
+        fresh = [group for model in models if (group := next(self._open(self._fresh[model], now), None)) is not None]
         if fresh:
             group = min(fresh, key=_by_order)
-            self._fresh[group.model].popleft()
+            self._fresh[group.model].remove(group)
             self._started[group.model][group.order] = group
             return group
         return min(started, key=_by_order, default=None)
+
+    def _open(self, groups: Iterable[_Group], now: float) -> Iterator[_Group]:
+        """Those of which something may start."""
+        if not self.circuits.busy:
+            return iter(groups)
+        return (group for group in groups if self.circuits.room(group.subjects, now) != 0)
 
     def finished(self, host: str, key: int, outcome: Outcome, now: float) -> Verdict:
         """A row arrived: commit it, throw it away and try again, or drop it as a second arrival."""
@@ -213,28 +235,20 @@ class Scheduler:
             return Verdict.DROP
         model = self.space.model(key)
         self._count(host, model, -1)
-        self._learn(model, key, outcome, now)
+        subjects = (*self._group(key).subjects, Subject("host", host))
+        self.circuits.ended(key, self.space.slot(key), model, subjects, outcome, now)
         again = (
             outcome.failed
             and outcome.retryable
             and one.failures < self.retry.max_retries
             and key not in self._cancelling
-            and self.breakers[model].state is not BreakerState.DEAD
+            and not self.circuits.is_dead(model, subjects)
         )
         if again:
             self._wait(one._replace(retry=one.retry + 1, failures=one.failures + 1), now)
             return Verdict.RETRY
         self._done(key)
         return Verdict.COMMIT
-
-    def _learn(self, model: int, key: int, outcome: Outcome, now: float) -> None:
-        breaker = self.breakers[model]
-        if outcome.cancelled:
-            breaker.forget(key)
-        elif outcome.failed:
-            breaker.failed(key, outcome.kind, now)
-        else:
-            breaker.succeeded()
 
     def _wait(self, one: Try, now: float) -> None:
         """Back-off: doubles with each failure, and is jittered between half and all of it."""
@@ -262,12 +276,27 @@ class Scheduler:
             self._started[group.model][group.order] = group
         group.todo.appendleft(one)
 
-    def lost(self, host: str) -> Lost:
-        """A host is gone: its keys are planned again, up to a bound."""
-        lost = self._reclaim(host, list(self.held.pop(host, {}).values()))
+    def lost(self, host: str, *, blame: bool = True) -> Lost:
+        """A host is gone: its keys are planned again, up to a bound where the loss may be their fault (`blame`)."""
+        lost = self._reclaim(host, list(self.held.pop(host, {}).values()), losses=int(blame))
         self.in_flight_on.pop(host, None)
+        self.circuits.lost(host)
         self._apart.discard(host)
+        for group_id in {self.space.group(one.key) for one in lost.planned_again}:
+            hosts = self._groups[group_id].hosts
+            if host in hosts:  # its place in the group is for another one
+                hosts.remove(host)
         return lost
+
+    def runs_suspects_only(self, host: str) -> bool:
+        """Whether all that a host holds may be what ends it: then its loss says nothing of its node."""
+        held = self.held[host].values()
+        return bool(held) and all(one.losses >= SUSPECT_LOSSES for one in held)
+
+    def handed_back(self, host: str, keys: Iterable[int], *, started: bool) -> Lost:
+        """Keys that a host gave back unfinished through no fault of theirs. `started`: they may have run."""
+        held = self.held[host]
+        return self._reclaim(host, [held.pop(key) for key in keys if key in held], losses=0, starts=int(started))
 
     def missing(self, host: str, keys: Iterable[int]) -> Lost:
         """Keys that the host was granted but says it does not hold: the same as lost."""
@@ -278,13 +307,13 @@ class Scheduler:
         self.in_flight[model] += change
         self.in_flight_on[host][model] += change
 
-    def _reclaim(self, host: str, tries: Iterable[Try]) -> Lost:
+    def _reclaim(self, host: str, tries: Iterable[Try], losses: int = 1, starts: int = 1) -> Lost:
         result = Lost([], [], [])
         for one in tries:
             model = self.space.model(one.key)
             self._count(host, model, -1)
-            self.breakers[model].forget(one.key)
-            again = one._replace(retry=one.retry + 1, losses=one.losses + 1)
+            self.circuits.forget(one.key, model, (*self._group(one.key).subjects, Subject("host", host)))
+            again = one._replace(retry=one.retry + starts, losses=one.losses + losses)
             if one.key in self._cancelling:
                 self._done(one.key)
                 result.cancelled.append(one)
@@ -329,9 +358,29 @@ class Scheduler:
 
     def drop_all(self, model: int | None = None) -> list[Try]:
         """Takes everything that no host holds, of one model or of all, out of the plan."""
-        keys = [one.key for group in self._groups.values() for one in group.todo]
-        keys += [*self._waiting, *self._suspects]
-        return self.drop(key for key in keys if model is None or self.space.model(key) == model)
+        return self.drop([key for key in self._unheld() if model is None or self.space.model(key) == model])
+
+    def drop_dead(self) -> list[tuple[Subject, Breaker, list[Try]]]:
+        """Takes everything that depends on what was given up, and that no host holds, out of the plan."""
+        dead = dict(self.circuits.dead())
+        if not dead:
+            return []
+        blame = {
+            group: subject
+            for group, planned in self._groups.items()
+            if (subject := next((each for each in planned.subjects if each in dead), None)) is not None
+        }
+        keys: dict[Subject, list[int]] = {}
+        for key in self._unheld():
+            if (subject := blame.get(self.space.group(key))) is not None:
+                keys.setdefault(subject, []).append(key)
+        needed = set(blame.values())
+        self.circuits.done_with(each for each in dead if each.kind == "setup" and each not in needed)
+        return [(subject, dead[subject], self.drop(mine)) for subject, mine in keys.items()]
+
+    def _unheld(self) -> list[int]:
+        todo = [one.key for group in self._groups.values() for one in group.todo]
+        return [*todo, *self._waiting, *self._suspects]
 
     def dead_models(self) -> list[int]:
         """Models whose breaker has given up and that still have rollouts in the plan."""
@@ -361,8 +410,8 @@ class Scheduler:
     def next_wakeup(self) -> float | None:
         """When something changes by itself: a back-off ends, or a breaker opens."""
         times = [self._wake[0][0]] if self._wake else []
-        times += [breaker.opens_at for breaker in self.breakers if breaker.state is BreakerState.OPEN]
-        return min(times, default=None)
+        opening = self.circuits.next_opening()
+        return min(times if opening is None else [*times, opening], default=None)
 
 
 def _by_order(group: _Group) -> int:

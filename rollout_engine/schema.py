@@ -39,6 +39,8 @@ TURN = pa.struct(
         ("usage", pa.struct([("prompt", pa.int64()), ("completion", pa.int64()), ("cached", pa.int64())])),
         ("model_s", pa.float64()),
         ("env_s", pa.float64()),
+        ("parent", pa.int32()),
+        ("kept", pa.int32()),
     ]
 )
 
@@ -60,10 +62,17 @@ _FACTS: list[tuple[str, pa.DataType]] = [
     ("retryable", pa.bool_()),
     ("verifier_isolation", pa.string()),
     ("limits_enforced", pa.string()),
+    ("oom_kills", pa.int32()),
     ("num_turns", pa.int32()),
     ("prompt_tokens", pa.int64()),
     ("completion_tokens", pa.int64()),
     ("cost_usd", pa.float64()),
+    ("thrown_prompt_tokens", pa.int64()),
+    ("thrown_completion_tokens", pa.int64()),
+    ("thrown_cost_usd", pa.float64()),
+    ("judge_prompt_tokens", pa.int64()),
+    ("judge_completion_tokens", pa.int64()),
+    ("judge_cost_usd", pa.float64()),
     ("final_answer", pa.string()),
     ("queued_at", _time),
     ("started_at", _time),
@@ -78,9 +87,12 @@ _FACTS: list[tuple[str, pa.DataType]] = [
     ("sandbox", pa.string()),
     ("weight_version_start", pa.string()),
     ("weight_version_end", pa.string()),
+    ("agent_exit_code", pa.int32()),
+    ("evidence", pa.string()),
     ("trace_file", pa.string()),
     ("trace_offset", pa.int64()),
     ("trace_sha256", pa.string()),
+    ("hook_errors", pa.list_(pa.string())),
 ]
 
 LOG = pa.schema([("key", pa.int64()), *_FACTS, ("turns", pa.list_(TURN))], metadata=METADATA)
@@ -149,6 +161,8 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
         },
         "model_s": completion.model_s,
         "env_s": turn.env_s,
+        "parent": turn.parent,
+        "kept": turn.kept,
     }
 
 
@@ -165,7 +179,7 @@ def turn_of(row: dict[str, Any]) -> Turn:
         logprobs=row["logprobs"],
         model_s=row["model_s"],
     )
-    return Turn(row["index"], messages, completion, row["role"], row["env_s"])
+    return Turn(row["index"], messages, completion, row["role"], row["env_s"], row.get("parent"), row.get("kept"))
 
 
 def turns_array(rows: Iterable[Sequence[Turn]]) -> pa.ListArray:

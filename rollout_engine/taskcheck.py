@@ -15,7 +15,7 @@ from rollout_engine.errors import InputError, describe
 from rollout_engine.specs import Task
 from rollout_engine.types import Completion, Message, Trajectory, Turn
 from rollout_engine.verifiers import make_verifier
-from rollout_engine.verifiers.base import Verifier, takes_sandbox
+from rollout_engine.verifiers.base import Verifier, judges_of, takes_sandbox
 from rollout_engine.verifiers.workshop import Workshop
 
 Severity: TypeAlias = Literal["error", "note"]
@@ -75,6 +75,8 @@ async def _check(task: Task, workshop: Workshop, timeout_s: float) -> list[Findi
         return [Finding(task.task_id, f"the verifier cannot be made: {error}")]
     if takes_sandbox(verifier):
         return [Finding(task.task_id, "the verifier needs a sandbox: --dry-run tries it", "note")]
+    if judges_of(verifier):
+        return [Finding(task.task_id, "the verifier asks a judge: only a run tries it", "note")]
     tries = [(name, answer, False) for name, answer in BAD_ANSWERS.items()]
     if task.answer is not None:
         tries.append(("the task's own solution", task.answer, True))

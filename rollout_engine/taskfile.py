@@ -40,9 +40,10 @@ class Row(NamedTuple):
 class TaskRows:
     """The rows of one file; may be iterated again. What it holds is told by its first bytes, not by its name."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Raises InputError where there is no readable file."""
+    def __init__(self, path: str | Path, *, nested: bool = True) -> None:
+        """Raises InputError where there is no readable file. `nested` False: rows stay as they are."""
         self.path = Path(path)
+        self._nested = _NESTED if nested else None
         with self._named(0), open(self.path, "rb") as file:
             self._magic = file.read(4)
 
@@ -94,9 +95,11 @@ class TaskRows:
             raise InputError(f"this Parquet file cannot be read: {error}", str(self.path), "write it again") from error
 
     def _columns(self, number: int, row: dict[str, Any]) -> dict[str, Any]:
+        if self._nested is None:
+            return row
         columns = {}
         for name, value in row.items():
-            if name in _NESTED and isinstance(value, str):
+            if name in self._nested and isinstance(value, str):
                 try:
                     columns[name] = json.loads(value)
                 except ValueError as error:

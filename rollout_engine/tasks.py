@@ -34,14 +34,19 @@ from rollout_engine.agents.tools import check_tools
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import InputError
 from rollout_engine.problems import MAX_PROBLEMS, all_of, checked, problems_of
+from rollout_engine.qa import QaRows, task_rows
 from rollout_engine.specs import EnvironmentSpec, Task, task_body
 from rollout_engine.taskfile import Row, TaskRows
 from rollout_engine.threads import in_own_thread
 from rollout_engine.verifiers import check_verifier
+from rollout_engine.verifiers.base import judges_of
+from rollout_engine.verifiers.nesting import types_in
 
 TaskSource: TypeAlias = (
     str | Path | Iterable[Task | Mapping[str, Any]] | AsyncIterable[Task | Mapping[str, Any]]
 )  # a string is a path
+
+Rows: TypeAlias = TaskRows | QaRows
 
 CHUNK_TASKS = 256
 CHUNK_S = 0.02
@@ -72,7 +77,7 @@ def check_tasks(
 
     Raises InputError that lists up to MAX_PROBLEMS problems, each with line, field and what to do.
     """
-    rows = TaskRows(path)
+    rows = task_rows(path)
     problems: list[InputError] = []
     ids, digest, count, sandboxed = array("Q"), hashlib.blake2b(digest_size=16), 0, 0
     chosen = _selection(pattern)
@@ -97,7 +102,7 @@ def check_task(task: Task, config: RunConfig) -> Task:
     Raises InputError with the dotted field as its `where`.
     """
     _check_trusted(task, config)
-    check_verifier(task.verifier or {})
+    _check_judges(judges_of(check_verifier(task.verifier or {})), config)
     if isinstance(task.prompt, list):
         for index, message in enumerate(task.prompt):
             if not isinstance(message.get("role"), str):
@@ -132,7 +137,7 @@ def needs_sandbox(task: Task, config: RunConfig) -> bool:
 
 def _check_trusted(task: Task, config: RunConfig) -> None:
     """Code that a task names by `module:attribute` would run on the hosts, outside of any sandbox."""
-    named = {"verifier.type": (task.verifier or {}).get("type")}
+    named = dict(types_in(task.verifier or {}))
     named |= {f"tools.{index}.function": tool.function for index, tool in enumerate(task.tools)}
     for where, path in named.items():
         if (
@@ -147,9 +152,21 @@ def _check_trusted(task: Task, config: RunConfig) -> None:
             )
 
 
+def _check_judges(names: Iterable[str | None], config: RunConfig) -> None:
+    for name in names:
+        if config.judge(name) is None:
+            known = ", ".join(config.judges) or "none"
+            asked = "a judge that it does not name" if name is None else f"the judge {name!r}, which is not there"
+            raise InputError(
+                f"the verifier asks {asked} (the config's judges: {known})",
+                "verifier.judge",
+                f"add [judges.{name or 'NAME'}] to the config (--config), with the fields of a model",
+            )
+
+
 def read_tasks(path: str | Path) -> Iterator[Task]:
     """The tasks of a file, one at a time. Raises InputError at the first that is wrong."""
-    rows = TaskRows(path)
+    rows = task_rows(path)
     for row in rows:
         try:
             task = _parse(row.data)
@@ -234,7 +251,7 @@ def _as_tasks(items: Any) -> Generator[Task, None, None]:
             yield _as_task(each, number)
 
 
-def _checked(rows: TaskRows, config: RunConfig, problems: list[InputError]) -> Iterator[tuple[Task, Task]]:
+def _checked(rows: Rows, config: RunConfig, problems: list[InputError]) -> Iterator[tuple[Task, Task]]:
     """The tasks of a file that parse, as written and resolved. Adds what is wrong to `problems`, up to so many."""
     for row in rows:
         if len(problems) >= MAX_PROBLEMS:
@@ -252,7 +269,7 @@ def _checked(rows: TaskRows, config: RunConfig, problems: list[InputError]) -> I
         yield task, resolved
 
 
-def _row_problems(rows: TaskRows, row: Row, error: ValidationError) -> list[InputError]:
+def _row_problems(rows: Rows, row: Row, error: ValidationError) -> list[InputError]:
     data: Any = row.data
     if isinstance(data, bytes):
         hint = "write one JSON object per line, not one array" if data.lstrip()[:1] == b"[" else "correct the line"
@@ -272,7 +289,7 @@ def _row_problems(rows: TaskRows, row: Row, error: ValidationError) -> list[Inpu
     ]
 
 
-def _duplicates(rows: TaskRows, ids: array[int], at_most: int) -> list[InputError]:
+def _duplicates(rows: Rows, ids: array[int], at_most: int) -> list[InputError]:
     """Equal task_ids. Hashes tell which to look at; a second pass finds the lines, only where there are any."""
     values = np.sort(np.frombuffer(ids, np.uint64)) if ids else np.empty(0, np.uint64)
     suspects = set(values[1:][values[1:] == values[:-1]].tolist())
@@ -301,7 +318,7 @@ def _duplicates(rows: TaskRows, ids: array[int], at_most: int) -> list[InputErro
     return problems
 
 
-def _nothing(rows: TaskRows, total: int, pattern: str | None) -> InputError:
+def _nothing(rows: Rows, total: int, pattern: str | None) -> InputError:
     if total == 0:
         return InputError("the file holds no task", str(rows.path), "write one JSON object per line")
     return InputError(f"no task_id matches {pattern!r}", str(rows.path), f"the file has {total} tasks; try --tasks '*'")

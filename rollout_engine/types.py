@@ -14,13 +14,21 @@ score      what the verifier said of one rollout; null where it did not run to i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 Message: TypeAlias = dict[str, Any]
-"""A chat message in the OpenAI form: role, content, and where they apply tool_calls, tool_call_id, name."""
+"""A chat message in the OpenAI form: role, content, and where they apply tool_calls, tool_call_id, name.
+
+`content` is a text, or a list of parts: {"type": "text", "text"} and {"type": "image_url", "image_url": {"url"}}
+(http, https or data). What a model thought is `reasoning_content`, a text, where that is all of it; signatures and
+encrypted thoughts of the other wire formats are in `reasoning_blocks` (formats/parts.py), and then only there.
+"""
+
+NO_SANDBOX = "none"
+"""The `sandbox` of a row that had none."""
 
 
 class Status(StrEnum):
@@ -141,6 +149,11 @@ class Usage:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    """Prompt tokens that were read from the server's cache."""
+    cache_write_tokens: int = 0
+    """Prompt tokens that were written to it, where the server counts them."""
+    reasoning_tokens: int = 0
+    """Completion tokens that were thought and not said, where the server counts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +179,26 @@ class Sampling:
     """Further fields of the request body, sent as they are."""
 
 
+class CallGate(Protocol):
+    """How a client tells its host what became of each try of a call, and pauses without holding others up."""
+
+    def answered(self) -> None:
+        """This try got an answer."""
+        ...
+
+    def failed(self) -> None:
+        """This try got neither: an error that says nothing of how much the server takes."""
+        ...
+
+    def refused(self, pause_s: float | None) -> None:
+        """This try got a 429, and the pause that it asked for: the whole cluster's calls keep to that."""
+        ...
+
+    async def pause(self, seconds: float) -> None:
+        """Returns when the next try may begin, after so many seconds at least."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class CallContext:
     """Which rollout a model call belongs to; scripted and replay models answer from it."""
@@ -180,6 +213,8 @@ class CallContext:
     """The task's solution where it is a final answer."""
     script: str | None = None
     """The task's solution where it is a shell script."""
+    gate: CallGate | None = field(default=None, compare=False, repr=False)
+    """Where each try is told; None: nobody asks. Stays on its host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,14 +230,33 @@ class Completion:
     weight_version: str | None = None
     model_s: float = 0.0
     """Seconds from the request to the whole answer, retries of the client included."""
+    stop_sequence: str | None = None
+    """The stop text that ended the answer, where the server says which."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPiece:
+    """A piece of a streamed tool call. The first piece of a call names it; arguments add up to JSON."""
+
+    index: int
+    """Which of the answer's calls, from 0."""
+    arguments: str = ""
+    id: str = ""
+    name: str = ""
+    extra: Mapping[str, Any] | None = None
+    """What else belongs to the call (`extra_content`: a signature of the thought behind it)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of a streamed answer: text that is new, or at the end the whole completion."""
+    """A piece of a streamed answer: what is new, or at the end the whole completion."""
 
     content: str = ""
     completion: Completion | None = None
+    reasoning: str = ""
+    tools: tuple[ToolPiece, ...] = ()
+    block: Mapping[str, Any] | None = None
+    """A reasoning block that is complete now, where it is more than its text (formats/parts.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +267,13 @@ class Turn:
     messages: list[Message]
     completion: Completion
     role: str = "agent"
+    """agent, or sub: a call by a helper of the agent, apart from its own conversation."""
     env_s: float = 0.0
     """Seconds that the environment (tools) took before this call."""
+    parent: int | None = None
+    """Index of the turn whose conversation this one goes on from; None: the turn before it of the same role."""
+    kept: int | None = None
+    """Messages of that conversation that this one keeps; None: all. Fewer: the agent rewrote its history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +285,21 @@ class Trajectory:
 
     @property
     def messages(self) -> list[Message]:
-        return [message for turn in self.turns if turn.role == "agent" for message in turn.messages]
+        """The agent's conversation as its last turn has it."""
+        return conversation([turn for turn in self.turns if turn.role == "agent"])
+
+
+def conversation(turns: Sequence[Turn]) -> list[Message]:
+    """The messages of the last of these turns, which are of one role and in order, with all that went before."""
+    if all(turn.kept is None and turn.parent is None for turn in turns):
+        return [message for turn in turns for message in turn.messages]
+    whole: dict[int, list[Message]] = {}
+    said: list[Message] = []
+    for turn in turns:
+        before = said if turn.parent is None else whole.get(turn.parent, [])
+        said = [*before[: turn.kept], *turn.messages]
+        whole[turn.index] = said
+    return said
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +323,10 @@ class ExecResult:
     stderr: bytes = b""
     truncated: bool = False
     oom: bool = False
+    """The kernel killed for memory in the sandbox while it ran: the command itself, or what it had started."""
     duration_s: float = 0.0
+    crowded: bool = False
+    """It was never started: the sandbox is at its limit of processes."""
 
     @property
     def ok(self) -> bool:
@@ -279,10 +355,17 @@ class RolloutRecord:
     retryable: bool | None = None
     verifier_isolation: str | None = None
     limits_enforced: str | None = None
+    oom_kills: int | None = None
     num_turns: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cost_usd: float | None = None
+    thrown_prompt_tokens: int = 0
+    thrown_completion_tokens: int = 0
+    thrown_cost_usd: float | None = None
+    judge_prompt_tokens: int = 0
+    judge_completion_tokens: int = 0
+    judge_cost_usd: float | None = None
     final_answer: str | None = None
     queued_at: float = 0.0
     started_at: float = 0.0
@@ -294,12 +377,15 @@ class RolloutRecord:
     close_s: float = 0.0
     host_id: str = ""
     node_id: str = ""
-    sandbox: str = "none"
+    sandbox: str = NO_SANDBOX
     weight_version_start: str | None = None
     weight_version_end: str | None = None
+    agent_exit_code: int | None = None
+    evidence: str | None = None
     trace_file: str | None = None
     trace_offset: int | None = None
     trace_sha256: str | None = None
+    hook_errors: list[str] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
 
     def fail(self, failure: Failure) -> None:

@@ -7,16 +7,53 @@ from pathlib import Path
 import pytest
 
 SLOW = (
+    "agents_real/",
     "sandboxes/",
     "verifiers/test_agents.py",
-    "verifiers/test_hostile.py",
+    "verifiers/test_hostile",
     "ray/test_driver_loss.py",
     "ray/test_host_loss.py",
     "ray/test_nodes.py",
     "ray/test_job.py",
+    "store/test_poison.py",
+    "store/test_s3",
+    "cli/test_detach.py",
     "ray/test_connect.py",
+    "ray/test_agents.py",
+    "ray/test_driver_actor.py",
+    "ray/test_exits.py",
+    "ray/test_leases.py",
+    "ray/test_seen.py",
+    "ray/test_waiting.py",
+    "cli/test_interrupt.py",
+    "nodes/",
+    "chaos/",
 )
-"""Attacks, kills and leftovers, below tests/: `make test-all` and CI run them, `make test` does not."""
+"""Attacks, kills, leftovers and whole clusters, below tests/: `make test-all` and CI run them, `make test` does not."""
+
+QUICK_ON_DOCKER = {
+    "test_output_and_success",
+    "test_a_non_zero_exit_is_a_result",
+    "test_a_signal_is_a_negative_code",
+    "test_arguments_arrive_as_they_are",
+    "test_stdin_arrives_whole_and_ends",
+    "test_a_timeout_raises_with_the_output_so_far",
+    "test_the_sandbox_lives_on_after_a_timeout",
+    "test_the_hosts_secrets_are_not_there",
+    "test_the_specs_environment_and_the_calls_own",
+    "test_what_is_written_is_read",
+    "test_a_link_inside_the_sandbox_is_read_through",
+    "test_upload_a_directory_adds_to_one_that_is_there",
+    "test_download_follows_no_link_and_opens_no_pipe",
+    "test_stop_kills_the_group",
+    "test_all_but_the_named_jobs_end",
+    "test_it_happens_once_for_all_who_ask",
+    "test_only_what_was_named_comes",
+    "test_close_is_idempotent_and_final",
+    "test_an_echo_answers_while_it_runs",
+    "test_a_server_in_the_sandbox_is_listed_called_and_ended",
+}
+"""Of the contract, what `make test` tries on docker, where every test costs a container: something of each part."""
 
 
 @pytest.fixture(scope="session")
@@ -27,5 +64,11 @@ def anyio_backend() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
-        if str(item.path.relative_to(here)).startswith(SLOW):
+        name = str(item.path.relative_to(here))
+        costly = name.startswith("contracts/") and item.get_closest_marker("docker") and not _is_quick(item)
+        if name.startswith(SLOW) or costly:
             item.add_marker("slow")
+
+
+def _is_quick(item: pytest.Item) -> bool:
+    return getattr(item, "originalname", item.name) in QUICK_ON_DOCKER

@@ -8,8 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from rollout_engine.config import RunConfig
+from rollout_engine.events import Event
 from rollout_engine.host import HostPlan
 from rollout_engine.specs import Task
+from rollout_engine.spending import Used
 
 
 def make_tasks(n: int, **fields: Any) -> Iterator[Task]:
@@ -43,7 +45,10 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
-        self.cost_usd = 0.0
+        self.used = Used()
+        self.dumps: list[str] = []
+        self.events: list[Event] = []
+        self.seal = None
         self._slots: dict[tuple[int, str], int] = {}
 
     @property
@@ -65,6 +70,13 @@ class MemoryStore:
 
     def write(self, batches: list[pa.RecordBatch]) -> None:
         self.batches += batches
+
+    def record(self, events: list[Event]) -> None:
+        self.events += events
+
+    def dump(self, text: str) -> str:
+        self.dumps.append(text)
+        return "memory"
 
     def idle(self) -> None:
         return None

@@ -15,14 +15,16 @@ from aiohttp import web
 
 from rollout_engine.agents import make_agent
 from rollout_engine.agents.base import AgentLimits, AgentModel, OnTurn
+from rollout_engine.bound import Model
 from rollout_engine.config import RunConfig
 from rollout_engine.models import make_client
 from rollout_engine.permits import UNLIMITED
 from rollout_engine.prepare import prepare
-from rollout_engine.rollout import Model, Resources, Rollout
+from rollout_engine.rollout import Resources, Rollout
 from rollout_engine.sandboxes import make_provider
 from rollout_engine.sandboxes.base import Sandbox, SandboxProvider
 from rollout_engine.specs import Task, body_digest, task_body
+from rollout_engine.teardown import Leftovers
 from rollout_engine.types import (
     Isolation,
     RolloutRecord,
@@ -64,13 +66,13 @@ class Bench:
         task: Task,
         model: str = "m",
         *,
-        deadline_s: float | None = None,
+        deadline_s: float | None = None,  # without the time to clean up
         on_slot_free: Callable[[], None] = lambda: None,
         **fields: Any,
     ) -> Rollout:
         prepared = prepare(task_body(task), self.config, self.workshop)
         if deadline_s is not None:
-            prepared = replace(prepared, deadline_s=deadline_s)
+            prepared = replace(prepared, deadline_s=deadline_s + self.config.limits.close_s)
         return Rollout(spec_of(task, model, **fields), prepared, self.resources, on_slot_free)
 
     async def run(self, task: Task | None = None, model: str = "m", **fields: Any) -> RolloutRecord:
@@ -86,15 +88,18 @@ async def bench(
 ) -> AsyncIterator[Bench]:
     """What a host makes of a config, without the host."""
     made = provider if provider is not None or config.sandbox == "none" else make_provider(config.sandbox)
-    models = {spec.name: Model(spec, make_client(spec), Sampling(max_tokens=spec.max_tokens)) for spec in config.models}
+    models = {
+        spec.name: Model(spec, make_client(spec), Sampling(max_tokens=spec.max_tokens)) for spec in config.clients
+    }
     for model in models.values():
         model.permits.renew(UNLIMITED)
     agent = make_agent(config.agent, config.agent_options)
     slots = asyncio.Semaphore(starting), asyncio.Semaphore(verifying)
-    workshop = Workshop(made)
+    workshop, leftovers = Workshop(made), Leftovers(config.limits.close_s)
     try:
-        yield Bench(config, Resources(config, agent, models, made, *slots, "host-0", "node"), workshop)
+        yield Bench(config, Resources(config, agent, models, made, *slots, "host-0", "node", leftovers), workshop)
     finally:
+        await leftovers.close()
         await workshop.close()
         for model in models.values():
             await model.client.close()

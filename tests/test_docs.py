@@ -19,7 +19,7 @@ from tests.helpers import make_tasks, scripted
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-QUICK = ["01_run.py", "02_trainer.py"]
+QUICK = ["01_run.py", "02_trainer.py", "03_dataset.py"]
 """Examples that need nothing but the package."""
 
 

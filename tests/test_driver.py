@@ -24,8 +24,10 @@ from rollout_engine.errors import HostLost, InputError, RunError
 from rollout_engine.exchange import Reply, Request, scramble
 from rollout_engine.host import Host, HostPlan
 from rollout_engine.models.server import ModelServer
+from rollout_engine.placement import Node
 from rollout_engine.schema import batch_to_records
 from rollout_engine.specs import Task
+from rollout_engine.spending import Used
 from rollout_engine.stream import Stream
 from rollout_engine.submission import Submission
 from rollout_engine.types import RolloutRecord
@@ -43,6 +45,7 @@ class Handle(LocalHandle):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.host = host
+        self.on_kill: Callable[[], None] = lambda: None
         self.faults: list[BaseException] = []
         """Raised one after the other, instead of asking the host; a HostLost stays."""
         self.exchanges = 0
@@ -62,32 +65,44 @@ class Handle(LocalHandle):
         self.faults = [HostLost("killed by the test", process_gone=True)]
         await self.host.close()
 
+    def kill(self) -> None:
+        """It may have been silent only."""
+        self.faults = [HostLost("killed by the driver", process_gone=True)]
+        super().kill()
+        self.on_kill()
+
 
 class Hosts:
-    """A cluster of several hosts in this process."""
+    """A cluster in this process: a node for each host, which is gone with it; so many others join in their place."""
 
     def __init__(self, count: int = 2, replacements: int = 0) -> None:
         self._count, self._replacements = count, replacements
         self.handles: list[Handle] = []
+        self.there = [Node(f"node-{number}") for number in range(count)]
+        self._joined = count
 
-    async def open(self, make_plan: MakePlan, keys: Mapping[str, str]) -> list[HostHandle]:
+    async def open(self, make_plan: MakePlan, keys: Mapping[str, str]) -> None:
         self._make_plan = make_plan
-        return [await self._start() for _ in range(self._count)]
 
-    async def _start(self) -> Handle:
-        host = Host(self._make_plan(f"host-{len(self.handles)}", "local"))
+    async def nodes(self) -> list[Node]:
+        return list(self.there)
+
+    async def start(self, node_id: str) -> HostHandle:
+        host = Host(self._make_plan(f"host-{len(self.handles)}", node_id))
+        self.handles.append(handle := Handle(host))
+        handle.on_kill = lambda: self.leave(node_id)
         await host.open()
-        self.handles.append(Handle(host))
-        return self.handles[-1]
+        return handle
 
-    async def replace(self, host_id: str) -> HostHandle | None:
-        for lost in self.handles:  # it may have been silent only
-            if lost.host_id == host_id:
-                await lost.die()
-        if self._replacements == 0:
-            return None
-        self._replacements -= 1
-        return await self._start()
+    def leave(self, node_id: str) -> None:
+        self.there = [node for node in self.there if node.node_id != node_id]
+        if self._replacements:
+            self._replacements -= 1
+            self.join()
+
+    def join(self) -> None:
+        self.there.append(Node(f"node-{self._joined}"))
+        self._joined += 1
 
     async def close(self) -> None:
         return None
@@ -145,7 +160,7 @@ class Drive:
     @property
     def quiet(self) -> bool:
         """Whether no host holds anything and all rows are committed."""
-        return self.driver._scheduler.held_count == 0 and self.driver._commits.waiting_bytes == 0
+        return self.driver.board.scheduler.held_count == 0 and self.driver.board.commits.waiting_bytes == 0
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
@@ -254,13 +269,13 @@ async def test_an_endless_source_is_planned_no_further_than_plan_ahead() -> None
     async with driving(config) as drive:
         submission = drive.submit(endless())
         await gate.reached(4)
-        await drive.until(lambda: drive.driver._scheduler.pending >= 100)
+        await drive.until(lambda: drive.driver.board.scheduler.pending >= 100)
         await asyncio.sleep(0.05)
-        assert 100 <= drive.driver._scheduler.pending < 105
-        assert drive.driver._scheduler.held_count == 6
+        assert 100 <= drive.driver.board.scheduler.pending < 105
+        assert drive.driver.board.scheduler.held_count == 6
         gate.let(4)
         await gate.reached(8)
-        await drive.until(lambda: drive.driver._scheduler.pending >= 100)
+        await drive.until(lambda: drive.driver.board.scheduler.pending >= 100)
         drive.driver.leave(submission)
         await drive.done(submission)
         assert Counter(row.status for row in drive.rows)["cancelled"] >= 100
@@ -347,7 +362,7 @@ async def test_tasks_that_arrive_after_their_reader_has_left_are_not_planned() -
         await drive.done(submission)
         await asyncio.sleep(0.01)
         assert drive.rows == []
-        assert drive.driver._planner.planned == 0
+        assert drive.driver.board.planner.planned == 0
 
 
 # -- cancellation by key ----------------------------------------------------------------------------------------------
@@ -363,7 +378,7 @@ async def test_rollouts_are_cancelled_by_key_wherever_they_are() -> None:
         running.let(1)
         await verifying.reached(1)
         await running.reached(2)
-        await drive.until(lambda: drive.driver._scheduler.held_count >= 3)
+        await drive.until(lambda: drive.driver.board.scheduler.held_count >= 3)
         drive.driver.cancel(range(5))  # one verifies, one is with its agent, one in the host's queue, others planned
         await drive.until(lambda: drive.driver.progress.cancelled == 5)
         running.open()
@@ -416,13 +431,13 @@ async def test_a_lost_host_is_replaced() -> None:
     assert {row.host_id for row in rows} == {"host-1"}
 
 
-async def test_the_last_host_lost_for_good_ends_the_run_with_a_clear_error() -> None:
+async def test_the_last_host_lost_for_good_ends_the_run_with_a_clear_error(no_patience: None) -> None:
     gate = Gate()
     async with driving(make_config(**gated(gate))) as drive:
         submission = drive.submit(make_tasks(5))
         await gate.reached(5)
         await drive.hosts.handles[0].die()
-        with pytest.raises(RunError, match=r"no host is left \(the last one was host-0\); resume"):
+        with pytest.raises(RunError, match=r"no host is left \(the last one was host-0: killed by the test\); resume"):
             await drive.done(submission)
         with pytest.raises(RunError, match="no host is left"):
             await drive.run(make_tasks(1), 1)
@@ -501,21 +516,33 @@ async def test_keys_that_a_host_has_forgotten_are_planned_again() -> None:
 
 
 class Broken(Hosts):
-    """Breaks where a host should be replaced, or takes its time and then has none."""
+    """Its nodes stay where their hosts die, and break where they should have another one, or take their time."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
         self.slow: dict[str, asyncio.Event] = {}
 
-    async def replace(self, host_id: str) -> HostHandle | None:
-        if host_id in self.slow:
-            await self.slow[host_id].wait()
-            return await self._start()
-        raise OSError("the cluster is gone")
+    async def start(self, node_id: str) -> HostHandle:
+        if len(self.handles) >= self._count:
+            if node_id not in self.slow:
+                raise OSError("the cluster is gone")
+            await self.slow[node_id].wait()
+        return await super().start(node_id)
+
+    def leave(self, node_id: str) -> None:
+        return None
+
+
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What takes minutes elsewhere takes no time."""
+    monkeypatch.setattr("rollout_engine.placement.BACKOFF_S", 0.0)
+    monkeypatch.setattr("rollout_engine.fleet.NO_HOST_S", 0.0)
+    monkeypatch.setattr("rollout_engine.fleet.LOOK_S", 0.02)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_a_cluster_that_breaks_ends_the_run_once_no_host_is_left(count: int) -> None:
+async def test_a_cluster_that_breaks_ends_the_run_once_no_host_is_left(count: int, no_patience: None) -> None:
     gate = Gate()
     async with driving(make_config(host={"slots": 2}, **gated(gate)), hosts=Broken(count)) as drive:
         submission = drive.submit(make_tasks(6))
@@ -524,34 +551,35 @@ async def test_a_cluster_that_breaks_ends_the_run_once_no_host_is_left(count: in
         if count == 1:
             with pytest.raises(RunError, match=r"no host is left .*: the cluster is gone"):
                 await drive.done(submission)
+            assert any("node-0 gets no further host" in note for note in drive.driver.progress.notes)
         else:
             gate.open()
             assert_each_key_once(await drive.done(submission), 6)
 
 
-async def test_a_run_waits_for_the_host_that_is_being_replaced_although_another_cannot_be() -> None:
+async def test_a_run_waits_for_the_host_that_is_being_replaced_although_another_cannot_be(no_patience: None) -> None:
     gate, hosts = Gate(), Broken(2)
-    hosts.slow["host-0"] = asyncio.Event()
+    hosts.slow["node-0"] = asyncio.Event()
     async with driving(make_config(**gated(gate)), hosts=hosts) as drive:
         submission = drive.submit(make_tasks(2))
         await gate.reached(2)
         for handle in list(hosts.handles):
             await handle.die()
-        await drive.until(lambda: any("could not be replaced" in note for note in drive.driver.progress.notes))
-        hosts.slow["host-0"].set()
+        await drive.until(lambda: any("node-1 gets no further host" in note for note in drive.driver.progress.notes))
+        hosts.slow["node-0"].set()
         gate.open()
         assert_each_key_once(await drive.done(submission), 2)
 
 
 async def test_a_host_that_comes_up_as_the_run_closes_is_stopped_too() -> None:
     gate, hosts = Gate(), Broken(1)
-    hosts.slow["host-0"] = asyncio.Event()
+    hosts.slow["node-0"] = asyncio.Event()
     async with driving(make_config(**gated(gate)), hosts=hosts) as drive:
         drive.submit(make_tasks(2))
         await gate.reached(2)
         await hosts.handles[0].die()
         await drive.until(lambda: drive.driver.progress.hosts == 0)
-        hosts.slow["host-0"].set()
+        hosts.slow["node-0"].set()
         await drive.until(lambda: len(hosts.handles) == 2)
     assert hosts.handles[1].host._closing
 
@@ -612,7 +640,7 @@ async def test_a_spent_budget_ends_the_run_cleanly_with_every_rollout_accounted_
 async def test_what_earlier_epochs_cost_counts(cost: float, limit: float) -> None:
     """A resumed run that has spent its budget starts nothing; neither does one that has none."""
     store = MemoryStore()
-    store.cost_usd = cost
+    store.used = Used(cost_usd=cost)
     config = make_config({**scripted(tokens=1), **PRICED}, max_cost_usd=limit, host={"slots": 1, "prefetch": 0.0})
     async with driving(config, store=store) as drive:
         rows = await drive.run(make_tasks(10))
@@ -629,7 +657,7 @@ async def test_once_the_budget_is_spent_nothing_is_tried_again() -> None:
         await gate.reached(8)
         (paid,) = [handle for handle in drive.hosts.handles if 0 in handle.host._held]
         gate.let(1)
-        await drive.until(lambda: drive.driver._spent)
+        await drive.until(lambda: drive.driver.board.spent)
         lost = next(handle for handle in drive.hosts.handles if handle is not paid)
         await lost.die()
         gate.open()
@@ -690,7 +718,7 @@ async def test_a_host_lost_after_its_model_was_given_up_leaves_no_rollout_withou
     async with driving(config, hosts=Hosts(2)) as drive:
         submission = drive.submit(make_tasks(8))
         await gate.reached(8)
-        drive.driver._scheduler.breakers[0].state = BreakerState.DEAD
+        drive.driver.board.scheduler.breakers[0].state = BreakerState.DEAD
         await drive.hosts.handles[1].die()
         gate.open()
         rows = await drive.done(submission)
@@ -799,12 +827,12 @@ async def test_a_run_in_which_nothing_ends_is_ended_and_says_what_everything_wai
         await gate.reached(1)
         gate.let(1)
         await gate.reached(3)
-        with pytest.raises(RunError, match=r"nothing has ended for 0.3 s") as caught:
+        with pytest.raises(RunError, match=r"nothing has gone forward for 0.3 s") as caught:
             await drive.done(submission)
     text = str(caught.value)
     assert "0 rollouts wait for a host" in text
-    assert "host-0: m/0/verifies: verify" in text
-    assert "host-0: m/0/runs: agent" in text
+    assert "host-0: m/0/verifies: verify, waits for its verifier" in text
+    assert "host-0: m/0/runs: agent, waits for its agent" in text
 
 
 async def test_a_consumer_that_does_not_read_is_not_taken_for_a_run_that_is_stuck() -> None:
@@ -871,8 +899,8 @@ async def test_whatever_happens_together_every_key_has_one_row(seed: int) -> Non
         assert error is None
         rows = drive.rows
         assert (seen, drive.driver.progress.done) == (180, 180)
-        assert drive.driver._scheduler.pending == drive.driver._scheduler.held_count == 0
-        assert drive.driver._planner.open == {}
+        assert drive.driver.board.scheduler.pending == drive.driver.board.scheduler.held_count == 0
+        assert drive.driver.board.planner.open == {}
     assert_each_key_once(rows, 180)
     for row in rows:
         assert (row.score is not None) == (row.status == "completed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_engine.leases import PermitLease, TokenLease
+from rollout_engine.leases import PermitLease, RateLease
 
 
 def test_permits_go_where_the_calls_are() -> None:
@@ -51,18 +51,20 @@ def test_a_lost_host_s_share_returns_when_its_lease_has_ended() -> None:
     st.integers(1, 12),
     st.lists(
         st.tuples(
-            st.sampled_from(["want", "send", "arrive", "start", "end", "reply", "lose"]),
+            st.sampled_from(["want", "send", "arrive", "start", "end", "reply", "lose", "limit"]),
             st.integers(0, 2),
             st.integers(0, 15),
         ),
         max_size=150,
     ),
 )
-def test_calls_in_flight_never_exceed_the_limit(limit: int, events: list[tuple[str, int, int]]) -> None:
+def test_calls_in_flight_never_exceed_the_limit_once_hosts_have_heard_of_it(
+    limit: int, events: list[tuple[str, int, int]]
+) -> None:
     """Hosts are modelled with what they last heard and what they use; messages are lost by not being delivered."""
     lease, now = PermitLease(limit), 0.0
     hosts = ["a", "b", "c"]
-    on_the_way: dict[str, int | None] = dict.fromkeys(hosts)
+    on_the_way: dict[str, float | None] = dict.fromkeys(hosts)
     newest: dict[str, bool] = dict.fromkeys(hosts, False)
     heard = dict.fromkeys(hosts, 0)
     in_use = dict.fromkeys(hosts, 0)
@@ -73,6 +75,7 @@ def test_calls_in_flight_never_exceed_the_limit(limit: int, events: list[tuple[s
         host = hosts[which % len(hosts)]
         now += 0.1
         ghosts = [(until, calls) for until, calls in ghosts if until > now]
+        before = lease.lent
         if name == "want":
             lease.want(host, number)
         elif name == "send":
@@ -86,28 +89,66 @@ def test_calls_in_flight_never_exceed_the_limit(limit: int, events: list[tuple[s
             in_use[host] -= 1
         elif name == "reply" and newest[host]:
             lease.confirm(host, max(heard[host], in_use[host]))
+        elif name == "limit":
+            lease.limit = number
         elif name == "lose" and len(hosts) > 1:
             hosts.remove(host)
             lease.lost(host, now + 5.0)
             ghosts.append((now + 5.0, max(heard[host], in_use[host], on_the_way[host] or 0)))
         running = sum(in_use[name] for name in hosts) + sum(calls for _, calls in ghosts)
-        assert running <= limit
-        assert lease.lent <= limit
+        assert running <= lease.lent
+        assert lease.lent <= max(before, lease.limit)  # a limit that was lowered lends nothing more until it holds
 
 
-def test_a_request_rate_is_kept_over_any_minute() -> None:
-    lease = TokenLease(per_minute=120.0)
-    times: list[float] = []
-    for tick in range(3000):
-        now = tick * 0.1
-        times += [now] * int(lease.lend(50.0, now))
-    for start in range(0, 240, 7):
-        assert sum(start <= at < start + 60 for at in times) <= 120 + lease.burst
-    assert len(times) >= 120 * 5 - 5
+def test_a_limit_that_is_lowered_lends_nothing_before_hosts_hold_less() -> None:
+    lease = PermitLease(10)
+    for host in ("a", "b"):
+        lease.join(host)
+        lease.want(host, 5)
+        assert lease.lend(host, 0.0) == 5
+        lease.confirm(host, 5)
+    lease.limit = 4
+    assert lease.lend("a", 0.0) == 0  # b still holds 5
+    assert lease.lend("b", 0.0) == 0
+    lease.confirm("b", 1)  # one call still runs
+    assert lease.lend("a", 0.0) == 2
+    assert lease.lent <= 10
+    lease.confirm("a", 2)
+    assert lease.lend("b", 0.0) == 2
+    lease.confirm("b", 2)
+    assert lease.lent == 4
 
 
-def test_tokens_are_not_handed_out_beyond_what_waits() -> None:
-    lease = TokenLease(per_minute=6000.0)
-    lease.lend(0.0, 0.0)
-    assert lease.lend(3.0, 10.0) == 3.0
-    assert lease.lend(0.0, 20.0) == 0.0
+@settings(max_examples=200, deadline=None)
+@given(
+    st.floats(0.1, 100.0),
+    st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 50.0), st.floats(0.5, 2.0)), max_size=60),
+)
+def test_rates_of_hosts_never_sum_to_more_than_the_limit_was(
+    limit: float, events: list[tuple[str, float, float]]
+) -> None:
+    """Each host goes by what it has heard last; the limit is changed now and then."""
+    lease, goes_by = RateLease(limit), dict.fromkeys("abc", 0.0)
+    for host in goes_by:
+        lease.join(host)
+    highest = limit
+    for number, (host, wanted, factor) in enumerate(events):
+        lease.want(host, wanted)
+        goes_by[host] = lease.lend(host, float(number))
+        lease.confirm(host, goes_by[host])
+        assert sum(goes_by.values()) <= highest * (1 + 1e-9)
+        assert goes_by[host] <= wanted
+        if number % 7 == 6:
+            lease.limit *= factor
+            highest = max(sum(goes_by.values()), lease.limit)
+        else:
+            highest = max(sum(goes_by.values()), lease.limit)
+
+
+def test_a_rate_goes_where_it_is_used() -> None:
+    lease = RateLease(10.0)
+    for host, wanted in (("a", 1.0), ("b", 100.0)):
+        lease.join(host)
+        lease.want(host, wanted)
+    assert lease.lend("a", 0.0) == 1.0
+    assert lease.lend("b", 0.0) == 9.0

@@ -208,7 +208,13 @@ class TestModelFlags:
             (["a b=scripted:"], ["'a b' is no name of a model"]),
             (["a=opnai:m@http://h"], ["-m a=opnai:m@http://h: unknown kind of model 'opnai'", "did you mean 'openai'"]),
             (["a=opnai:m"], ["unknown kind of model 'opnai'", "did you mean 'openai'"]),
-            (["a=gpt-4"], ["unknown kind of model 'gpt-4'", "known: openai, replay, scripted, or module:attribute"]),
+            (
+                ["a=gpt-4"],
+                [
+                    "unknown kind of model 'gpt-4'",
+                    "known: openai, responses, anthropic, gemini, replay, scripted, or module:attribute",
+                ],
+            ),
             (["a="], ["unknown kind of model ''"]),
             (["a=openai:"], ["the model's name at its server is missing", "openai:MODEL@URL"]),
             (["a=openai:@http://h/v1"], ["the model's name at its server is missing"]),
@@ -261,5 +267,6 @@ def test_the_kinds_are_those_of_the_config(kind: str) -> None:
 
 def test_every_field_of_a_model_can_be_set_by_a_flag() -> None:
     values = {"kind": "scripted", "stop": "x", "options": "{}", "extra_body": "{}", "logprobs": "true"}
+    values |= {"adaptive": "{}", "max_concurrency": "auto"}
     flags = [f"a.{field}={values.get(field, '1')}" for field in ModelSpec.model_fields if field != "name"]
     assert load_config(None, {}, ["a=scripted:", *flags]).models[0].temperature == 1.0

@@ -17,7 +17,7 @@ import pytest
 from rollout_engine import errors, exchange, types
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import ExecTimeout, HostLost, InputError, LimitReached, ModelRateLimited, failure_of
-from rollout_engine.exchange import Demand, HostLimits, Lease, Reply, Request
+from rollout_engine.exchange import Demand, HostLimits, Lease, Reply, Request, Traffic
 from rollout_engine.host import Host, HostPlan
 from rollout_engine.models.local import Answer, Play
 from rollout_engine.sandboxes.base import JobStatus, SandboxSpec
@@ -35,6 +35,7 @@ from rollout_engine.types import (
     Sampling,
     Score,
     StopReason,
+    ToolPiece,
     ToolSpec,
     Trajectory,
     Turn,
@@ -57,6 +58,7 @@ VALUES: list[Any] = [
     Sampling(0.5, 0.9, 10, 1, ("\n",), True, {"top_k": 5}),
     CallContext(0, 1, "t", "m", 2, 3, "42"),
     COMPLETION,
+    ToolPiece(0, "{}", "call-0", "shell", {"extra": 1}),
     Delta("4", COMPLETION),
     TURN,
     Trajectory((TURN,), "42"),
@@ -64,7 +66,8 @@ VALUES: list[Any] = [
     ExecResult(-9, b"out", b"err", True, True, 1.5),
     RECORD,
     Lease(-1, -1.0),
-    Demand(1, 2, 0.5),
+    Traffic(3, 1, 0.7, 90.0, 4),
+    Demand(1, 2, 0.5, traffic=Traffic(3, 1, 0.7, 90.0, 4)),
     LIMITS,
     Request(1, 2, 3, (SPEC,), {"digest": b"{}"}, (7,), 4, 5, LIMITS, True),
     SandboxSpec(image="busybox", layers=("a",), env={"A": "b"}, label="t"),

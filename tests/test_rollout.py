@@ -18,6 +18,7 @@ from aiohttp import web
 from rollout_engine.agents.base import AgentLimits, AgentModel, OnTurn
 from rollout_engine.config import ModelSpec
 from rollout_engine.errors import LimitReached, ModelRefused, SandboxDied, SandboxStartError, VerifierError
+from rollout_engine.models.retry import MAX_REFUSALS
 from rollout_engine.models.server import ModelServer
 from rollout_engine.rollout import Rollout
 from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
@@ -401,14 +402,14 @@ async def test_each_fault_of_a_model_behind_http_is_told_apart(fault: str) -> No
     assert record.num_turns == 0
 
 
-async def test_a_rate_limit_fails_only_once_the_clients_own_tries_are_used_up() -> None:
-    options = {"p_429": 1.0, "retry_after_s": 0.01}
+async def test_a_rate_limit_fails_only_once_a_call_has_been_refused_many_times() -> None:
+    options = {"p_429": 1.0, "retry_after_s": 0.06}
     async with ModelServer({"m": ModelSpec(name="m", kind="scripted", options=options)}) as server:
         async with bench(make_config(served(server.url, seed_header=True, call_retries=2))) as rig:
             record = await rig.run()
         calls = server.stats()["429"]
     assert_failed(record, "model", "ModelRateLimited", retryable=True)
-    assert calls == 3
+    assert calls == 1 + MAX_REFUSALS
 
 
 @pytest.mark.parametrize(

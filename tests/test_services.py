@@ -61,6 +61,13 @@ async def test_one_that_does_not_come_up(sandbox: Sandbox, command: str, health:
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(("command", "again"), [("sleep 300", True), ("exit 3", False)])
+async def test_only_one_that_is_late_is_worth_another_try(sandbox: Sandbox, command: str, again: bool) -> None:
+    with pytest.raises(SetupError) as caught:
+        await start_services([service(command, "test -e never", health_timeout_s=0.3)], sandbox)
+    assert caught.value.retryable is again
+
+
 async def test_a_rollout_starts_them_after_its_setup_and_fails_without_them() -> None:
     good = {"name": "s", "command": "cp made up; sleep 300", "health": "test -e up"}
     bad = {"name": "s", "command": "exit 1", "health": "test -e up"}

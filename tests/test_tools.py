@@ -17,15 +17,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollout_engine.agents.tools import check_tools
+from rollout_engine.agents.tools import check_tools, shell
 from rollout_engine.agents.tools.calls import Call, calls_of, sendable
 from rollout_engine.agents.tools.clip import clip
+from rollout_engine.agents.tools.output import shell_output, tool_output
 from rollout_engine.agents.tools.schema import PATTERN_S, fault_finder
 from rollout_engine.agents.tools.toolbox import Toolbox, open_toolbox
-from rollout_engine.errors import HostError, InputError, SandboxDied, SetupError
+from rollout_engine.errors import HostError, InputError, LimitReached, SandboxDied, SetupError
 from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
 from rollout_engine.sandboxes.local import LocalProvider
 from rollout_engine.specs import Task, ToolTaskSpec
+from rollout_engine.types import ExecResult, StopReason
 from tests.helpers import make_config, scripted
 from tests.rig import MATCH, bench, task_of
 
@@ -199,6 +201,43 @@ def test_names_of_tools() -> None:
         tools_of({"name": "a", "command": "x"}, {"name": "a", "command": "y"})
     with pytest.raises(ValueError, match="pattern"):
         tools_of({"name": "a b", "command": "x"})
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (ExecResult(0, b"x\n"), b"x\n[exit code 0]"),
+        (ExecResult(-9, oom=True), b"[killed: out of memory]"),
+        (ExecResult(137, oom=True), b"[killed: out of memory]"),
+        (ExecResult(0, oom=True), b"[exit code 0; out of memory: something in it was killed]"),
+        (ExecResult(-15), b"[killed by signal 15]"),
+    ],
+)
+def test_how_a_command_ended_is_told(result: ExecResult, said: bytes) -> None:
+    assert shell_output(result) == said
+    assert tool_output(result) == (b"x" if result.ok and not result.oom else said)
+
+
+class Crowded:
+    """A sandbox that has no process left, but for every `nth` command."""
+
+    def __init__(self, nth: int) -> None:
+        self._left = nth
+
+    async def exec(self, argv: list[str], **_: Any) -> ExecResult:
+        self._left -= 1
+        return ExecResult(126, crowded=True) if self._left else ExecResult(0, b"ran")
+
+
+async def test_a_command_that_finds_no_process_is_tried_again_and_then_ends_the_agent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shell, "START_PAUSE_S", 0.0)
+    late = await shell.run(Crowded(shell.START_TRIES), "x", None, 1, shell_output)  # type: ignore[arg-type]
+    assert late == b"ran\n[exit code 0]"
+    with pytest.raises(LimitReached) as caught:
+        await shell.run(Crowded(shell.START_TRIES + 1), "x", None, 1, shell_output)  # type: ignore[arg-type]
+    assert caught.value.reason is StopReason.PROCESS_LIMIT
 
 
 async def test_a_tool_cannot_take_the_shells_name(sandbox: Sandbox) -> None:

@@ -13,6 +13,12 @@ from rollout_engine.plugins import find
 AGENTS: dict[str, str] = {
     "single_turn": "rollout_engine.agents.single_turn:SingleTurn",
     "tool_loop": "rollout_engine.agents.tool_loop:ToolLoop",
+    "opencode": "rollout_engine.agents.cli.opencode:AGENT",
+    "codex": "rollout_engine.agents.cli.codex:AGENT",
+    "claude_code": "rollout_engine.agents.cli.claude_code:AGENT",
+    "gemini": "rollout_engine.agents.cli.gemini:AGENT",
+    "mini_swe_agent": "rollout_engine.agents.cli.mini_swe_agent:AGENT",
+    "command": "rollout_engine.agents.cli.command:AGENT",
 }
 """Name -> `module:attribute` of a factory that takes the agent's options as keywords."""
 

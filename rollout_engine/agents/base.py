@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
-from rollout_engine.sandboxes.base import Sandbox
+from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
 from rollout_engine.specs import Task
 from rollout_engine.types import Completion, Message, StopReason, ToolSpec, Turn
 
@@ -32,10 +32,23 @@ class AgentModel(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class AgentReport:
+    """What an agent leaves beside its turns. It counts whatever ended the agent: fill it in as you go."""
+
+    final_answer: str | None = None
+    """None: the text of the agent's last turn."""
+    exit_code: int | None = None
+    """Of an agent that is a program; None: it did not end by itself."""
+    evidence: str | None = None
+    """JSON of what shows how the program fared: its output, logs and counts, bounded by the agent."""
+
+
 class Agent(Protocol):
     """A way to work on a task. One object serves all rollouts of a host, so it keeps no state of its own.
 
-    A class (or factory) with `needs_sandbox = True` gets a sandbox also for tasks that declare nothing.
+    A class (or factory) with `needs_sandbox = True` gets a sandbox also for tasks that declare nothing. One with a
+    method `async equip(spec) -> SandboxSpec` says what its own sandboxes hold beyond the task's.
     """
 
     async def run(
@@ -46,3 +59,9 @@ class Agent(Protocol):
         Raises plain errors: a ModelError or SandboxError passes through and fails the rollout.
         """
         ...
+
+
+async def equipped(agent: Agent, spec: SandboxSpec) -> SandboxSpec:
+    """The spec of the agent's own sandbox: the task's, with what the agent brings along."""
+    equip = getattr(agent, "equip", None)
+    return cast("SandboxSpec", await equip(spec)) if equip is not None else spec

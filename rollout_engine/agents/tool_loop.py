@@ -12,6 +12,7 @@ from rollout_engine.errors import InputError, SandboxUnavailable
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Task
 from rollout_engine.types import Message, StopReason, Turn
+from rollout_engine.waiting import awaiting
 
 COMMAND_TIMEOUT_S = 120.0
 MAX_CALLS = 64
@@ -74,6 +75,10 @@ class _Conversation:
 
     async def _answers(self, calls: list[Call]) -> list[Message]:
         self._tools_began = asyncio.get_running_loop().time()
-        answers = [answer_to(call, await self._tools.answer(call)) for call in calls[:MAX_CALLS]]
+        answers = [answer_to(call, await self._answer(call)) for call in calls[:MAX_CALLS]]
         late = f"[tool error] not run: one message may hold {MAX_CALLS} calls"
         return answers + [answer_to(call, late) for call in calls[MAX_CALLS:]]
+
+    async def _answer(self, call: Call) -> str:
+        with awaiting(f"tool {call.name}"):
+            return await self._tools.answer(call)

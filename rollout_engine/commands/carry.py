@@ -91,6 +91,8 @@ async def _carry_out(
             return INTERRUPTED
         try:
             opened(engine.run_dir)
+            if engine.metrics_url is not None:
+                display.note(f"metrics: {engine.metrics_url}")
             display.state("running")
             watcher = asyncio.create_task(_watch(engine, display, notes))
             try:
@@ -125,7 +127,10 @@ async def _work(engine: RolloutEngine, batches: list[Batch], display: Display, s
     try:
         if await _first_of(work, stop.first):
             work.result()
-            return OK
+            if engine.cancelled_by is None:
+                return OK
+            display.note(f"note: cancelled by {engine.cancelled_by}")
+            return INTERRUPTED
         display.state(DRAINING)
         draining = asyncio.create_task(engine.drain())
         if not await _first_of(draining, stop.second):
@@ -140,6 +145,8 @@ async def _work(engine: RolloutEngine, batches: list[Batch], display: Display, s
 
 async def _finish(engine: RolloutEngine, batches: list[Batch]) -> None:
     for batch in batches:
+        if engine.cancelled_by is not None:
+            break
         await engine.finish(batch.tasks, round=batch.round, total=batch.total)
 
 

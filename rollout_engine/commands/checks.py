@@ -193,6 +193,16 @@ def docker() -> Iterator[Finding]:
         yield Finding("docker", "warn", f"no daemon at {where}: {text.one_line(str(error), 90)}", fix)
         return
     yield Finding("docker", "ok", f"Engine {about.get('Version')} (API {about.get('ApiVersion')}) at {where}")
+    yield _docker_listener(where)
+
+
+def _docker_listener(where: str) -> Finding:
+    """Agent programs reach their proxy by a socket that is opened inside of their container."""
+    if where.startswith("unix://") and os.geteuid() == 0:
+        return Finding("agents", "ok", "containers without a network reach their proxy (setns)")
+    why = "the daemon is elsewhere" if not where.startswith("unix://") else "that takes root"
+    fix = "use the namespace sandbox for agent programs, or run as root beside the daemon"
+    return Finding("agents", "warn", f"a container's network cannot be entered: {why}", fix)
 
 
 def _connect(path: str) -> None:
@@ -217,6 +227,7 @@ def namespaces() -> Iterator[Finding]:
         yield Finding("namespaces", "warn", reason, _namespace_fix())
     else:
         yield Finding("namespaces", "ok", done.stdout.strip())
+        yield Finding("agents", "ok", "boxes reach their proxy on a socket of their own 127.0.0.1")
 
 
 def _namespace_fix() -> str:

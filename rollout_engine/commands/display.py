@@ -37,11 +37,11 @@ class Display(Protocol):
         ...
 
 
-def make_display(title: str, quiet: bool) -> Display:
-    """The display that fits stderr."""
+def make_display(title: str, quiet: bool, live: bool = True) -> Display:
+    """The display that fits stderr; not `live`: stderr will soon be a file."""
     if quiet:
         return QuietDisplay()
-    return LiveDisplay(title) if sys.stderr.isatty() else PlainDisplay(title)
+    return LiveDisplay(title) if live and sys.stderr.isatty() else PlainDisplay(title)
 
 
 class QuietDisplay:
@@ -65,7 +65,7 @@ class PlainDisplay:
 
     def __init__(self, title: str) -> None:
         self._next = 0.0
-        self._shown = (0, 0)
+        self._shown: tuple[int, int | None] = (0, 0)
         say(title)
 
     def note(self, message: str) -> None:
@@ -89,13 +89,17 @@ def plain_line(progress: Progress) -> str:
     parts = [
         f"{text.clock(progress.now - progress.started):>6}",
         _share_done(progress),
-        f"{text.whole(progress.running)} running",
+        *_running(progress),
         *_troubles(progress),
         *_amounts(progress),
     ]
     if progress.eta_s is not None:
         parts.append(f"ETA {text.clock(progress.eta_s)}")
     return "  ".join(parts)
+
+
+def _running(progress: Progress) -> list[str]:
+    return [] if progress.running is None else [f"{text.whole(progress.running)} running"]
 
 
 def _share_done(progress: Progress) -> str:
@@ -173,7 +177,7 @@ def live_block(title: str, state: str, progress: Progress | None) -> RenderableT
         return head
     lines: list[RenderableType] = [head, _bar(progress)]
     hosts = [text.plural(progress.hosts, "host")] if progress.hosts != 1 else []
-    working = [f"{text.whole(progress.running)} running", f"{text.whole(progress.pending)} waiting", *hosts]
+    working = [*_running(progress), f"{text.whole(progress.pending)} waiting", *hosts]
     lines.append(Text(" " + " · ".join([*working, *_amounts(progress)]), style="dim"))
     if troubles := _troubles(progress):
         lines.append(Text(" " + " · ".join(troubles), style="red" if progress.failed_count else "yellow"))

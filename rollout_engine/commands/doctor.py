@@ -61,7 +61,8 @@ def _show(findings: Iterator[Finding]) -> list[Finding]:
 
 def _key_variables(config: Path) -> list[str]:
     """The variables that a config's models name. Raises InputError."""
+    from rollout_engine.config import KEY_VARIABLES, key_variables
     from rollout_engine.options import load_config
 
     models = load_config(config).models
-    return sorted({model.api_key_env or "OPENAI_API_KEY" for model in models if model.kind == "openai"})
+    return sorted({name for model in models if model.kind in KEY_VARIABLES for name in key_variables(model)[:1]})

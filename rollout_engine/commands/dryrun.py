@@ -9,7 +9,7 @@ from typing import Any
 from rollout_engine.commands import text
 from rollout_engine.commands.console import make_console
 from rollout_engine.commands.tables import plain_table
-from rollout_engine.config import ModelSpec, RunConfig
+from rollout_engine.config import KEY_VARIABLES, ModelSpec, RunConfig
 from rollout_engine.specs import Task
 from rollout_engine.tasks import TaskFile
 
@@ -68,7 +68,7 @@ def _model(model: ModelSpec, config: RunConfig, rollouts: int, prompt_tokens: in
     return ModelForecast(
         model=model.name,
         kind=model.kind,
-        server=model.base_url or model.file,
+        server=", ".join(model.urls) or model.file,
         rollouts=rollouts,
         prompt_tokens=prompt_tokens,
         max_completion_tokens=completion,
@@ -126,7 +126,7 @@ def _cost(model: ModelForecast) -> str:
 def _remarks(found: Forecast) -> list[str]:
     lines = []
     known = [model.max_usd for model in found.models if model.max_usd is not None]
-    paid = [model for model in found.models if model.kind == "openai"]
+    paid = [model for model in found.models if model.kind in KEY_VARIABLES]
     if known:
         lines.append(
             f"At most {text.money(sum(known))} in all, with one call per rollout; "

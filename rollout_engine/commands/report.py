@@ -15,7 +15,8 @@ from rollout_engine.commands.source import Source, read_source
 from rollout_engine.config import RunConfig
 from rollout_engine.rewards import Kind, Scores, Summary, summary
 from rollout_engine.runstore import read_scores
-from rollout_engine.store import RunDir, open_run
+from rollout_engine.spending import JUDGED, THROWN, USED, all_used_by
+from rollout_engine.store import RunDir, named, open_run
 from rollout_engine.types import Status
 
 
@@ -83,7 +84,7 @@ class Report:
         """For --json."""
         return {
             "run_id": self.run.run_id,
-            "run_dir": str(self.path.absolute()),
+            "run_dir": named(self.path.absolute()),
             "status": self.status,
             "models": list(self.config.model_names),
             "k": self.config.k,
@@ -107,6 +108,8 @@ def shown_path(path: Path) -> str:
     """As one would type it from here."""
     import shlex
 
+    if (uri := named(path)) != str(path):
+        return shlex.quote(uri)
     absolute, here = path.absolute(), Path.cwd()
     return shlex.quote(str(absolute.relative_to(here) if absolute.is_relative_to(here) and absolute != here else path))
 
@@ -137,14 +140,12 @@ def _status(run: RunDir) -> str:
 
 
 def _facts(run: RunDir) -> dict[str, Any]:
-    names = ["status", "score", "failure_boundary", "failure_type", "prompt_tokens", "completion_tokens", "cost_usd"]
+    names = ["status", "score", "failure_boundary", "failure_type", *USED, *THROWN, *JUDGED]
     rows = run.rollouts([*names, "queued_at", "ended_at"])
-    cost = pc.sum(rows["cost_usd"]).as_py()
+    used = all_used_by(rows)
     return {
         "failures": _failures(rows),
-        "prompt_tokens": pc.sum(rows["prompt_tokens"]).as_py() or 0,
-        "completion_tokens": pc.sum(rows["completion_tokens"]).as_py() or 0,
-        "cost_usd": cost,
+        **used._asdict(),
         "seconds": _seconds(rows),
     }
 

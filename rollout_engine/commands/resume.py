@@ -11,8 +11,10 @@ from typing import Any
 from rollout_engine.commands import text
 from rollout_engine.commands.carry import Batch
 from rollout_engine.commands.console import OK, say
+from rollout_engine.commands.detach import detach, telling
+from rollout_engine.commands.display import make_display
 from rollout_engine.commands.report import Report, read_report
-from rollout_engine.commands.run import check_prices, report_on, start, tasks_of, title_of
+from rollout_engine.commands.run import Mode, check_prices, report_on, start, tasks_of, title_of
 from rollout_engine.commands.source import Source, read_source
 from rollout_engine.config import RunConfig
 from rollout_engine.engine import RolloutEngine, check_config
@@ -38,7 +40,7 @@ class Wanted:
     failed: bool
 
 
-def resume(wanted: Wanted, *, as_json: bool, quiet: bool) -> int:
+def resume(wanted: Wanted, mode: Mode, *, as_json: bool, quiet: bool) -> int:
     """Returns the exit code. Raises InputError before anything is written."""
     run = open_run(wanted.path)
     config = _config(run, wanted)
@@ -52,11 +54,15 @@ def resume(wanted: Wanted, *, as_json: bool, quiet: bool) -> int:
     if run.driver() is None and not _left(report, wanted.failed):
         say(_nothing(report, wanted.failed))
         return report_on(wanted.path, OK, as_json=as_json)
+    if mode.detach:
+        return detach(mode.arguments, as_json=as_json)
     engine = RolloutEngine(config=config, run_dir=wanted.path, resume=True, retry_failed=wanted.failed)
     batches = [Batch(tasks_of(source), 0, source.count)] if source is not None else _planned(run)
     count = sum(batch.total or 0 for batch in batches)
     title = title_of(wanted.path, count, config)
-    return start(engine, batches, _remember(source, wanted), title, as_json=as_json, quiet=quiet)
+    remember = _remember(source, wanted)
+    opened = remember if mode.tell is None else telling(mode.tell, remember)
+    return start(engine, batches, opened, make_display(title, quiet, mode.tell is None), as_json=as_json)
 
 
 def _config(run: RunDir, wanted: Wanted) -> RunConfig:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rollout_engine.commands import text
 from rollout_engine.commands.console import make_console
+from rollout_engine.commands.evidence_view import print_evidence
 from rollout_engine.errors import RunError, describe
 from rollout_engine.specs import Task
 from rollout_engine.store import RunDir
@@ -20,6 +22,7 @@ CLIP_CHARS = 1_500
 """Of one message; --full shows all."""
 ROLE_STYLES = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "yellow"}
 STATUS_STYLES = {"completed": "green", "truncated": "yellow", "failed": "red", "cancelled": "yellow"}
+MAX_TOOLS = 16
 PHASES = ("queue", "start", "agent", "verify", "close")
 
 
@@ -72,6 +75,7 @@ def print_rollout(run: RunDir, document: dict[str, Any], *, full: bool) -> None:
     for turn in turns:
         for message in turn["messages"]:
             _message(console, message, full, turn)
+    print_evidence(console, document)
     if "turns_error" in document:
         console.print(f"its turns cannot be read: {document['turns_error']}", style="red")
     _verdict(console, document)
@@ -113,9 +117,26 @@ def _facts(row: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     tokens = f"{text.whole(row['prompt_tokens'])} prompt + {text.whole(row['completion_tokens'])} completion"
     cost = f"  {text.money(row['cost_usd'])}" if row["cost_usd"] is not None else ""
     yield "tokens", f"{tokens}  in {text.plural(row['num_turns'], 'turn')}{cost}"
+    if called := _called(row["turns"]):
+        yield "calls", called
     limits = f", limits by {row['limits_enforced']}" if row["limits_enforced"] else ""
+    kills = f", {text.plural(row['oom_kills'], 'command')} out of memory" if row["oom_kills"] else ""
     host = f"{row['host_id']} on node {row['node_id'][:12]}" if row["host_id"] else "no host"
-    yield "where", f"{host}, sandbox {row['sandbox']}{limits}"
+    yield "where", f"{host}, sandbox {row['sandbox']}{limits}{kills}"
+
+
+def _called(turns: list[dict[str, Any]]) -> str:
+    """Turns by role where there are several, and how often each tool was called."""
+    roles = Counter(turn["role"] for turn in turns)
+    said = [", ".join(f"{count} by {role}" for role, count in roles.items())] if set(roles) - {"agent"} else []
+    tools: Counter[str] = Counter()
+    for turn in turns:
+        calls = turn["messages"][-1].get("tool_calls") if turn["messages"] else None
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function") if isinstance(call, dict) else None
+            tools[text.one_line(str((function or {}).get("name", "?")), 40)] += 1
+    said += [", ".join(f"{name} {count}×" for name, count in tools.most_common(MAX_TOOLS))] if tools else []
+    return "; ".join(said)
 
 
 def _score(row: dict[str, Any]) -> str:

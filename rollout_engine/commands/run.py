@@ -11,12 +11,15 @@ from typing import Any
 from rollout_engine.commands import text
 from rollout_engine.commands.carry import Batch, carry_out
 from rollout_engine.commands.console import OK, SOME_FAILED, make_console, print_json
-from rollout_engine.commands.display import make_display
+from rollout_engine.commands.detach import detach, telling
+from rollout_engine.commands.display import Display, make_display
 from rollout_engine.commands.dryrun import forecast, print_forecast
+from rollout_engine.commands.place import run_path
 from rollout_engine.commands.report import read_report, shown_path
 from rollout_engine.commands.source import Source, source_of
+from rollout_engine.commands.submit import is_job_server, submit
 from rollout_engine.commands.tables import print_report
-from rollout_engine.config import ModelSpec, RunConfig
+from rollout_engine.config import KEY_VARIABLES, ModelSpec, RunConfig
 from rollout_engine.engine import RolloutEngine, check_config
 from rollout_engine.errors import InputError
 from rollout_engine.options import load_run
@@ -28,6 +31,17 @@ RUNS = Path("runs")
 
 
 @dataclass(frozen=True, slots=True)
+class Mode:
+    """Whether the driver is this process."""
+
+    detach: bool = False
+    tell: int | None = None
+    """The descriptor on which whoever has started this process in the background waits for word."""
+    arguments: Sequence[str] = ()
+    """Of this command, to be given to that process."""
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """What was asked for, as it was typed."""
 
@@ -36,16 +50,15 @@ class Wanted:
     models: Sequence[str]
     flags: Mapping[str, Any]
     """Dotted field of RunConfig -> value; None: not given."""
-    out: Path | None
+    out: str | None
+    """A path, or the URI of an object store."""
     pattern: str | None
     limit: int | None
 
 
-def run(wanted: Wanted, *, dry_run: bool, as_json: bool, quiet: bool) -> int:
+def run(wanted: Wanted, mode: Mode, *, dry_run: bool, as_json: bool, quiet: bool) -> int:
     """Returns the exit code. Raises InputError before anything is written."""
-    paths = {
-        name: None if path is None else str(path) for name, path in (("tasks", wanted.tasks), ("run_dir", wanted.out))
-    }
+    paths = {"tasks": None if wanted.tasks is None else str(wanted.tasks), "run_dir": wanted.out}
     options = load_run(wanted.config, {**wanted.flags, **paths}, wanted.models)
     if options.tasks is None:
         raise InputError(
@@ -58,23 +71,28 @@ def run(wanted: Wanted, *, dry_run: bool, as_json: bool, quiet: bool) -> int:
         forecasted = forecast(options.config, found, tasks_of(source))
         print_json(forecasted.to_dict()) if as_json else print_forecast(forecasted)
         return OK
-    run_dir = Path(options.run_dir) if options.run_dir is not None else new_run_dir()
+    if mode.detach:
+        return detached(options.config, source, options.run_dir, mode, as_json=as_json)
+    run_dir = run_path(options.run_dir) if options.run_dir is not None else new_run_dir()
     engine = RolloutEngine(config=options.config, run_dir=run_dir)
     title = title_of(run_dir, source.count, options.config)
-    return start(engine, [Batch(tasks_of(source), 0, source.count)], source.write, title, as_json=as_json, quiet=quiet)
+    opened = source.write if mode.tell is None else telling(mode.tell, source.write)
+    display = make_display(title, quiet, mode.tell is None)
+    return start(engine, [Batch(tasks_of(source), 0, source.count)], opened, display, as_json=as_json)
+
+
+def detached(config: RunConfig, source: Source, run_dir: str | None, mode: Mode, *, as_json: bool) -> int:
+    """As a job of the cluster whose job server was named, else as a process of its own on this machine."""
+    if is_job_server(config.ray):
+        return submit(config, source, run_dir, as_json=as_json)
+    return detach(mode.arguments, as_json=as_json)
 
 
 def start(
-    engine: RolloutEngine,
-    batches: list[Batch],
-    opened: Callable[[Path], None],
-    title: str,
-    *,
-    as_json: bool,
-    quiet: bool,
+    engine: RolloutEngine, batches: list[Batch], opened: Callable[[Path], None], display: Display, *, as_json: bool
 ) -> int:
     """Carries the run out, reports on it, and returns the exit code."""
-    code = carry_out(engine, batches, make_display(title, quiet), opened)
+    code = carry_out(engine, batches, display, opened)
     if not (engine.run_dir / "run.json").exists():
         return code
     return report_on(engine.run_dir, code, as_json=as_json)
@@ -114,11 +132,11 @@ def check_prices(config: RunConfig) -> None:
     """A budget over a model without prices would never be spent. Raises InputError."""
     if config.max_cost_usd is None:
         return
-    for model in config.models:
-        if model.kind == "openai" and not _priced(model):
+    for model in config.clients:
+        if model.kind in KEY_VARIABLES and not _priced(model):
             raise InputError(
                 f"the model has no price, so a budget of ${config.max_cost_usd:g} cannot be kept",
-                where=f"models.{model.name}.price_completion",
+                where=f"{model.where}.price_completion",
                 fix=f"USD per million tokens: -m {model.name}.price_prompt=2.5 -m {model.name}.price_completion=10",
             )
 

@@ -136,7 +136,7 @@ def _rows(report: Report, chosen: Chosen) -> pa.Table:
         planned = chosen.task is not None and _matching(pa.chunked_array([report.scores.task_ids]), chosen.task).any()
         raise InputError(
             "there is no such rollout" + (" yet" if planned and report.missing else ""),
-            where=str(run.path),
+            where=run.where,
             fix=f"`rollout show {shown_path(run.path)}` lists the tasks",
         )
     rank = pc.index_in(table["model"], pa.array(run.info.config.model_names))

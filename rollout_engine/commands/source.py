@@ -9,7 +9,8 @@ from pydantic import ValidationError
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import InputError, describe
 from rollout_engine.specs import Spec
-from rollout_engine.store.files import write_atomic, writing
+from rollout_engine.store.files import read_record, write_atomic, writing
+from rollout_engine.store.mirrors import named, publish
 from rollout_engine.tasks import TaskFile, check_tasks
 
 NAME = "source.json"
@@ -31,6 +32,7 @@ class Source(Spec):
         """Raises RunError."""
         with writing(run_dir / NAME):
             write_atomic(run_dir / NAME, self.model_dump_json(indent=2).encode() + b"\n")
+            publish(run_dir / NAME)
 
     def check(self, config: RunConfig, moved_to: Path | None = None) -> Source:
         """The same tasks as they are now, also in a file that was moved. Raises InputError where they are others."""
@@ -57,12 +59,12 @@ def read_source(run_dir: Path) -> Source | None:
     """None where the run was not started by `rollout run`. Raises InputError where the file is damaged."""
     path = run_dir / NAME
     try:
-        return Source.model_validate_json(path.read_bytes())
+        return Source.model_validate_json(read_record(path))
     except FileNotFoundError:
         return None
     except (OSError, ValidationError) as error:
         raise InputError(
             f"cannot be used: {describe(error)}",
-            where=str(path),
+            where=named(path),
             fix="restore it; without it (remove it) a resume goes on with the tasks planned so far",
         ) from error

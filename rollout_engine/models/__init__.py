@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from rollout_engine.config import ModelSpec
+from rollout_engine.config import KEY_VARIABLES, ModelSpec
 from rollout_engine.errors import InputError
 from rollout_engine.models.base import ModelClient
 from rollout_engine.models.wire import sampling_of
@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "ModelClient", "check_model", "make_client", "make_local_model", "sampling_of"]
 
-KINDS = ("openai", "replay", "scripted")
+KINDS = (*KEY_VARIABLES, "replay", "scripted")
 
 # Fields that belong to one kind: a base_url on a scripted model is a mistake that would otherwise go unseen.
-_FIELDS = {"openai": {"base_url"}, "replay": {"file"}, "scripted": {"options"}}
+_FIELDS = {"openai": {"base_url", "base_urls", "url_max_concurrency"}, "replay": {"file"}, "scripted": {"options"}}
 
 
 def make_client(spec: ModelSpec, *, api_key: str | None = None) -> ModelClient:
     """The client of a model; the caller closes it. Raises InputError as `check_model` does."""
-    if spec.kind == "openai":
-        _check_openai(spec)
-        from rollout_engine.models.openai import OpenAIClient
+    if spec.kind in KEY_VARIABLES:
+        _check_remote(spec)
+        from rollout_engine.models.dialects import DIALECTS
+        from rollout_engine.models.remote import RemoteClient
 
-        return OpenAIClient(spec, api_key)
+        return RemoteClient(spec, api_key, DIALECTS[spec.kind])
     if ":" in spec.kind:
         return cast(ModelClient, _own_factory(spec)(spec, api_key))
     from rollout_engine.models.local import LocalClient
@@ -52,15 +53,16 @@ def make_local_model(spec: ModelSpec) -> LocalModel:
 
 def check_model(spec: ModelSpec) -> None:
     """Everything about a model that can be wrong before it is called. Raises InputError: field, finding, fix."""
-    if spec.kind == "openai":
-        _check_openai(spec)
+    if spec.kind in KEY_VARIABLES:
+        _check_remote(spec)
     elif ":" in spec.kind:
         _own_factory(spec)
         return
     else:
         make_local_model(spec)
+    own = "openai" if spec.kind in KEY_VARIABLES else spec.kind
     for kind, fields in _FIELDS.items():
-        for field in fields if kind != spec.kind else ():
+        for field in fields if kind != own else ():
             if getattr(spec, field):
                 raise InputError(
                     f"{field} means nothing to a model of kind {spec.kind}",
@@ -69,15 +71,21 @@ def check_model(spec: ModelSpec) -> None:
                 )
 
 
-def _check_openai(spec: ModelSpec) -> None:
-    example = f"-m {spec.name}=openai:MODEL@https://HOST/v1"
+def _check_remote(spec: ModelSpec) -> None:
+    example = f"-m {spec.name}={spec.kind}:MODEL@https://HOST/v1{'beta' if spec.kind == 'gemini' else ''}"
     if not spec.model:
         raise InputError("the model's name at its server is missing", f"models.{spec.name}.model", example)
-    if not spec.base_url:
-        raise InputError("the server's URL is missing", f"models.{spec.name}.base_url", example)
-    finding = _url_fault(spec.base_url)
-    if finding:
-        raise InputError(finding, f"models.{spec.name}.base_url", example)
+    where = f"models.{spec.name}.base_urls" if spec.base_urls else f"models.{spec.name}.base_url"
+    if spec.base_url and spec.base_urls:
+        raise InputError("base_url and base_urls are both set", where, "name all servers in base_urls")
+    if not spec.urls:
+        raise InputError("the server's URL is missing", where, example)
+    if len(set(spec.base_urls)) < len(spec.base_urls):
+        raise InputError("the same URL is named twice", where, "name each server once")
+    for url in spec.urls:
+        finding = _url_fault(url)
+        if finding:
+            raise InputError(finding, where, example)
 
 
 def _url_fault(url: str) -> str | None:
@@ -91,8 +99,10 @@ def _url_fault(url: str) -> str | None:
         return "the URL holds a user or password; a key goes into the variable named by api_key_env"
     if parts.scheme not in ("http", "https") or not parts.hostname or not port_fits or not url.isascii():
         return f"{url!r} is not an http or https URL"
-    if parts.path.rstrip("/").endswith("/completions"):
-        return f"{url!r} names the call; the URL ends before /chat/completions"
+    path = parts.path.rstrip("/")
+    for call in ("/chat/completions", "/completions", "/responses", "/messages"):
+        if path.endswith(call):
+            return f"{url!r} names the call; the URL ends before {'/chat/completions' if 'comp' in call else call}"
     return None
 
 

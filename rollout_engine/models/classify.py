@@ -29,8 +29,19 @@ MAX_DETAIL_CHARS = 500
 
 _OVERFLOW_CODES = frozenset({"context_length_exceeded"})
 _REFUSED_CODES = frozenset({"content_filter", "content_policy_violation"})
-# vLLM and SGLang answer a prompt that does not fit with a plain 400 that has no code of its own.
-_OVERFLOW_TEXT = re.compile(r"(maximum|model's) context length", re.IGNORECASE)
+# vLLM, SGLang, Anthropic and Gemini answer a prompt that does not fit with a plain 400 without a code of its own.
+_OVERFLOW_TEXT = re.compile(
+    r"(maximum|model's) context length|prompt is too long|exceeds the maximum number of tokens", re.IGNORECASE
+)
+_STATUS_OF_TYPE = {
+    "invalid_request_error": 400,
+    "authentication_error": 401,
+    "permission_error": 403,
+    "not_found_error": 404,
+    "request_too_large": 413,
+    "rate_limit_error": 429,
+}
+"""Anthropic's types of error; all others are the server's own."""
 
 Redact = Callable[[str], str]
 
@@ -69,10 +80,23 @@ def stream_error(error: Any, where: str, redact: Redact) -> ModelError | LimitRe
     code, detail = _fields({"error": error})
     status = error.get("code") if isinstance(error, dict) else None
     if not (isinstance(status, int) and 400 <= status < 600):
-        status = int(HTTPStatus.INTERNAL_SERVER_ERROR)
+        kind = error.get("type") if isinstance(error, dict) else None
+        status = _STATUS_OF_TYPE.get(str(kind), int(HTTPStatus.INTERNAL_SERVER_ERROR))
     if _is_overflow(status, code, detail):
         return LimitReached(StopReason.CONTEXT_OVERFLOW)
     return typed_error(status, code, f"{where}: error within the stream: {redact(detail)[:MAX_DETAIL_CHARS]}")
+
+
+def error_within(event: Any) -> Any:
+    """The error that an event of a stream holds, None where it holds an answer's piece."""
+    if not isinstance(event, dict):
+        return None
+    if event.get("error"):
+        return event["error"]
+    kind, response = event.get("type"), event.get("response")
+    if kind == "response.failed":
+        return (response.get("error") if isinstance(response, dict) else None) or "the response failed"
+    return event if kind == "error" else None
 
 
 def error_fields(body: bytes) -> tuple[str | None, str]:
@@ -91,6 +115,7 @@ def _fields(data: Any) -> tuple[str | None, str]:
         return None, clean(str(error))
     code, message = error.get("code"), error.get("message")
     detail = message if isinstance(message, str) else json.dumps(error)
+    code = code if isinstance(code, str) else error.get("reason")  # Gemini's code is the status
     return code if isinstance(code, str) else None, clean(detail)
 
 

@@ -7,7 +7,6 @@ import ssl
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 import aiohttp
 import httpx
@@ -36,23 +35,24 @@ class Reply(NamedTuple):
     body: bytes
 
 
-def chat_url(base_url: str) -> str:
-    """The address of chat completions under a base URL; a query stays where it belongs."""
-    parts = urlsplit(base_url)
-    return parts._replace(path=parts.path.rstrip("/") + "/chat/completions", fragment="").geturl()
+class Urls(NamedTuple):
+    """Where calls go, and those that are to be streamed."""
+
+    whole: str
+    stream: str
 
 
 class Channel:
-    """Connections to one server, with the key in its headers. Opened at the first call, closed by `close`.
+    """Connections to one server, with `headers` on every call. Opened at the first call, closed by `close`.
 
     Requests go to the httpx transport directly: an httpx client around it adds cookies, redirects and
     authentication, none of which apply here, and doubles the CPU time of a call.
     """
 
-    def __init__(self, spec: ModelSpec, api_key: str | None) -> None:
-        assert spec.base_url is not None
-        self._key = api_key
-        self._url = httpx.URL(chat_url(spec.base_url))
+    def __init__(self, spec: ModelSpec, urls: Urls, headers: Mapping[str, str], key: str | None, base_url: str) -> None:
+        """`key` is what no error may show."""
+        self._key, self.base_url = key, base_url
+        self._url, self._stream_url = httpx.URL(urls.whole), httpx.URL(urls.stream)
         self._host = self._url.netloc.decode("ascii")
         self.where = f"model {spec.model!r} at {self._host}"
         # A plain http server needs no certificates, and reading them takes 20 ms.
@@ -60,8 +60,7 @@ class Channel:
         proxy = _environment_proxy(self._url)
         self._transport = AiohttpTransport(verify=verify, client=lambda: _session(verify, proxy))
         self._headers = {"content-type": "application/json", "accept-encoding": "identity", "user-agent": "rollout"}
-        if api_key is not None:
-            self._headers["authorization"] = f"Bearer {api_key}"
+        self._headers |= headers
         # `pool` bounds all of: name lookup, connecting, TLS. Reading is bounded by the whole try's limit.
         self._extensions = {"timeout": {"connect": spec.connect_timeout_s, "pool": spec.connect_timeout_s}}
         self._max_bytes = spec.max_response_bytes
@@ -75,14 +74,25 @@ class Channel:
         started = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(until):
-                return await self._post(body, headers)
+                return await self._reply_to(self._request(self._url, body, headers))
         except TimeoutError:
             pass
         return Failed(self.too_late(until - started))
 
-    async def _post(self, body: bytes, headers: Mapping[str, str]) -> Reply | Failed:
+    async def get(self, url: str, until: float) -> Reply | Failed:
+        """The same for a GET of another address of this server."""
+        started = asyncio.get_running_loop().time()
+        request = httpx.Request("GET", url, headers=self._headers, extensions=self._extensions)
         try:
-            response = await self._transport.handle_async_request(self._request(body, headers))
+            async with asyncio.timeout_at(until):
+                return await self._reply_to(request)
+        except TimeoutError:
+            pass
+        return Failed(self.too_late(until - started))
+
+    async def _reply_to(self, request: httpx.Request) -> Reply | Failed:
+        try:
+            response = await self._transport.handle_async_request(request)
             try:
                 content = await self._read(response)
             finally:
@@ -100,7 +110,7 @@ class Channel:
         started = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout_at(until):
-                response = await self._transport.handle_async_request(self._request(body, headers))
+                response = await self._transport.handle_async_request(self._request(self._stream_url, body, headers))
         except TimeoutError:
             fault: ModelError = self.too_late(until - started)
         except _FAULTS as error:
@@ -114,9 +124,9 @@ class Channel:
         # The sockets close in the loop's next round: let it come, or a loop that ends here leaves them behind.
         await asyncio.sleep(0)
 
-    def _request(self, body: bytes, headers: Mapping[str, str]) -> httpx.Request:
+    def _request(self, url: httpx.URL, body: bytes, headers: Mapping[str, str]) -> httpx.Request:
         merged = {**self._headers, **headers} if headers else self._headers
-        return httpx.Request("POST", self._url, headers=merged, content=body, extensions=self._extensions)
+        return httpx.Request("POST", url, headers=merged, content=body, extensions=self._extensions)
 
     async def _read(self, response: httpx.Response) -> bytes | None:
         """The body; None as soon as an answer is larger than allowed. Of an error's body the beginning is enough."""

@@ -18,8 +18,8 @@ from rollout_engine.errors import (
     ModelServerError,
     ModelTimeout,
 )
-from rollout_engine.models.retry import Failed, call_with_retries
-from rollout_engine.models.sse import pieces_of
+from rollout_engine.formats.pieces import deltas_of
+from rollout_engine.models.retry import Failed, TryCounts, call_with_retries
 from rollout_engine.types import CallContext, Completion, Delta, Message, Sampling, ToolSpec, Usage
 
 
@@ -84,6 +84,7 @@ class LocalClient:
     def __init__(self, spec: ModelSpec, model: LocalModel) -> None:
         self._spec, self._model = spec, model
         self._where = f"model {spec.name!r} (in-process)"
+        self.tries = TryCounts()
 
     async def complete(
         self,
@@ -108,6 +109,8 @@ class LocalClient:
             retries=self._spec.call_retries,
             deadline=deadline,
             call_timeout_s=self._spec.call_timeout_s,
+            counts=self.tries,
+            gate=context.gate,
         )
 
     async def stream(
@@ -121,9 +124,8 @@ class LocalClient:
     ) -> AsyncIterator[Delta]:
         """The answer in pieces, all of them after its latency."""
         completion = await self.complete(messages, sampling=sampling, tools=tools, deadline=deadline, context=context)
-        content = completion.message["content"]
-        for piece in pieces_of(content) if isinstance(content, str) else ():
-            yield Delta(piece)
+        for delta in deltas_of(completion):
+            yield delta
         yield Delta(completion=completion)
 
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from rollout_engine.config import ModelSpec
 from rollout_engine.errors import InputError, ModelMissingAnswer
-from rollout_engine.models.acting import SHELL, act, can_act
+from rollout_engine.models.acting import SHELL, act, can_act, shell_of
 from rollout_engine.models.draws import exponential, lognormal, uniforms
 from rollout_engine.models.local import Answer, Fault, Play
 from rollout_engine.models.wire import encode
@@ -160,7 +160,7 @@ def solution_policy(skill: float, wrong: str, turns: int = 1) -> Policy:
 
     def policy(context: CallContext, messages: Sequence[Message], tools: Sequence[ToolSpec], u: float) -> Message:
         if can_act(context, tools):
-            return act(context, messages, skill, turns)
+            return act(context, messages, skill, turns, shell_of(tools))
         if u >= skill:
             return {"role": "assistant", "content": wrong_text(wrong, context)}
         if context.solution is None:

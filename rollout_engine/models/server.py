@@ -1,30 +1,37 @@
-"""An OpenAI-compatible server over scripted and recorded models, with their latency and faults as real HTTP."""
+"""A server over scripted and recorded models in every wire format, with their latency and faults as real HTTP."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from email.utils import formatdate
 from typing import Any
 
 from aiohttp import web
 
 from rollout_engine.config import ModelSpec
 from rollout_engine.errors import InputError, ModelMissingAnswer
+from rollout_engine.formats import CHAT
+from rollout_engine.formats.base import Asked, Format
+from rollout_engine.formats.pieces import deltas_of
+from rollout_engine.formats.routes import COUNT, LIST, Route, route_of
 from rollout_engine.models import make_local_model
 from rollout_engine.models.classify import MISSING_ANSWER
 from rollout_engine.models.local import Fault, LocalModel, Play
-from rollout_engine.models.server_call import Asked, BadRequest, Solution, Tasks, asked_of
+from rollout_engine.models.server_call import BadRequest, ServerCall, Solution, Tasks, call_of
+from rollout_engine.models.server_limits import Admission, ServerLimits
 from rollout_engine.models.server_stats import Call, ServerStats
 from rollout_engine.models.sse import DONE, chunks_of
-from rollout_engine.models.wire import encode, response_of
+from rollout_engine.models.wire import encode
 from rollout_engine.types import Completion
 
 MAX_REQUEST_BYTES = 256 * 2**20
 SHUTDOWN_S = 1.0
 """Calls that are being answered when the server is closed have this long to end."""
 _BACKLOG = 4096
-_BUSY_RETRY_AFTER_S = 1.0
+_BYTES_PER_TOKEN = 4
 _JSON = {"content-type": "application/json"}
 _EVENTS = {"content-type": "text/event-stream", "cache-control": "no-store"}
 
@@ -35,7 +42,7 @@ class ModelServer:
     `models` are of kind scripted and replay, by the name under which they are called; `solutions` are the tasks'
     own by task id: a final answer, or {"script": ...}. A call says which rollout it is for by the `x-rollout-seed`
     header; without it, `prompts` (text of the last user message -> task id) finds the task and `seed` is the seed.
-    `port` 0 takes a free one. Calls above `max_concurrency` get a 429.
+    `port` 0 takes a free one. Calls above `max_concurrency`, or above the hidden `limits`, get a 429.
     """
 
     def __init__(
@@ -48,18 +55,19 @@ class ModelServer:
         port: int = 0,
         seed: int = 0,
         max_concurrency: int | None = None,
+        limits: ServerLimits | None = None,
     ) -> None:
         self._models: dict[str, LocalModel] = {name: make_local_model(spec) for name, spec in models.items()}
         self._tasks = Tasks(solutions or {}, prompts or {})
         self._host, self._port, self._seed = host, port, seed
-        self._max_concurrency = max_concurrency
+        self._admission = Admission(limits or ServerLimits(concurrency=max_concurrency))
         self._stats = ServerStats(self._models)
         self._closing = asyncio.Event()
         self._runner: web.AppRunner | None = None
 
     @property
     def url(self) -> str:
-        """What a model's `base_url` is: up to and including /v1."""
+        """What a model's `base_url` is: up to and including /v1, where all formats are served."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._port}/v1"
 
@@ -69,11 +77,10 @@ class ModelServer:
 
     async def __aenter__(self) -> ModelServer:
         app = web.Application(client_max_size=MAX_REQUEST_BYTES)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_get("/v1/models", self._show_models)
         for prefix in ("", "/v1"):
             app.router.add_get(f"{prefix}/health", self._show_health)
             app.router.add_get(f"{prefix}/stats", self._show_stats)
+        app.router.add_route("*", "/{path:.*}", self._handle)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=SHUTDOWN_S)
         await runner.setup()
         try:
@@ -93,74 +100,99 @@ class ModelServer:
             await self._runner.cleanup()
             self._runner = None
 
-    async def _show_models(self, request: web.Request) -> web.Response:
-        data = [{"id": name, "object": "model", "owned_by": "rollout-engine"} for name in self._models]
-        return web.json_response({"object": "list", "data": data})
-
     async def _show_health(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok"})
 
     async def _show_stats(self, request: web.Request) -> web.Response:
         return web.json_response(self.stats())
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        route = route_of(request.method, request.path, "anthropic-version" in request.headers)
+        if route is None:
+            raise web.HTTPNotFound(text=f"there is no {request.method} {request.path} here")
+        if route.action == LIST:
+            return web.json_response(route.format.models(list(self._models)))
+        if route.action == COUNT:
+            return web.json_response(route.format.count(len(await request.read()) // _BYTES_PER_TOKEN + 1))
+        return await self._ask(request, route)
+
+    async def _ask(self, request: web.Request, route: Route) -> web.StreamResponse:
         try:
-            asked = asked_of(await request.read(), request.headers, self._tasks, self._seed)
-            model = self._models.get(asked.model)
+            wanted = call_of(await request.read(), request.headers, route, self._tasks, self._seed)
+            model = self._models.get(wanted.asked.model)
             if model is None:
-                raise BadRequest(f"there is no model {asked.model!r}", 404, "model_not_found")
+                raise BadRequest(f"there is no model {wanted.asked.model!r}", 404, "model_not_found")
         except BadRequest as error:
             self._stats.count("bad_requests")
-            return _error(error.status, str(error), error.code)
-        if self._max_concurrency is not None and self._stats.in_flight >= self._max_concurrency:
+            return _error(route.format, error.status, str(error), error.code)
+        wait_s = self._admission.admit(asyncio.get_running_loop().time(), self._stats.in_flight)
+        if wait_s is not None:
             self._stats.count("busy")
-            return _rate_limited(_BUSY_RETRY_AFTER_S)
-        with self._stats.call(asked.model) as call:
-            return await self._answer(request, asked, model, call)
+            return _rate_limited(route.format, wait_s, self._admission.limits.retry_after)
+        with self._stats.call(wanted.asked.model) as call:
+            return await self._answer(request, route.format, wanted, model, call)
 
-    async def _answer(self, request: web.Request, asked: Asked, model: LocalModel, call: Call) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.Request, format: Format, wanted: ServerCall, model: LocalModel, call: Call
+    ) -> web.StreamResponse:
+        asked = wanted.asked
         try:
-            play = model.play(asked.messages, asked.sampling, asked.tools, asked.context)
+            play = model.play(asked.messages, asked.sampling, asked.tools, wanted.context)
         except ModelMissingAnswer as error:
             self._stats.count("missing")
-            return _error(404, str(error), MISSING_ANSWER)
+            return _error(format, 404, str(error), MISSING_ANSWER)
         if play.fault is not None:
             self._stats.count(play.fault.value)
-            return await self._fail(request, play)
-        await asyncio.sleep(play.latency_s)
+            return await self._fail(request, format, play)
+        await asyncio.sleep(play.latency_s * self._admission.slowness(self._stats.in_flight))
         self._stats.count("answered")
         completion, created = play.answer.completion(), int(time.time())
         if asked.stream:
-            return await _send_events(request, asked, completion, created, call)
-        body = encode(response_of(completion, asked.model, call.number, created))
+            return await _send_events(request, streamed(format, asked, completion, call.number, created), call)
+        body = encode(format.response(completion, asked, call.number, created))
         return web.Response(body=body.encode("ascii"), headers=_JSON)
 
-    async def _fail(self, request: web.Request, play: Play) -> web.StreamResponse:
+    async def _fail(self, request: web.Request, format: Format, play: Play) -> web.StreamResponse:
         """The fault as HTTP."""
         if play.fault is Fault.RATE_LIMITED:
-            return _rate_limited(play.retry_after_s)
+            return _rate_limited(format, play.retry_after_s)
         if play.fault is Fault.HANG:
             await self._closing.wait()  # or the client's going away, which cancels this
-            return _error(503, "the server is closing", "closing")
+            return _error(format, 503, "the server is closing", "closing")
         await asyncio.sleep(play.latency_s)
         if play.fault is Fault.SERVER_ERROR:
-            return _error(500, "a scripted failure", "server_error")
+            return _error(format, 500, "a scripted failure", "server_error")
         if play.fault is Fault.GARBAGE:
             return web.Response(body=b"<html>this is no completion</html>", headers=_JSON)
         return await _cut(request)
 
 
-async def _send_events(
-    request: web.Request, asked: Asked, completion: Completion, created: int, call: Call
-) -> web.StreamResponse:
+async def _send_events(request: web.Request, events: Iterator[bytes], call: Call) -> web.StreamResponse:
     response = web.StreamResponse(headers=_EVENTS)
     await response.prepare(request)
-    for chunk in chunks_of(completion, asked.model, call.number, created):
-        await response.write(b"data: " + encode(chunk).encode("ascii") + b"\n\n")
+    waiting = b""
+    for event in events:
+        if waiting:
+            await response.write(waiting)
+        waiting = event
     call.end()
-    await response.write(b"data: " + DONE + b"\n\n")
+    await response.write(waiting)
     await response.write_eof()
     return response
+
+
+def streamed(format: Format, asked: Asked, completion: Completion, number: int, created: int) -> Iterator[bytes]:
+    """An answer as the events of its format, the text in pieces."""
+    if format is CHAT:  # with the tokens of each piece, which no other format knows
+        for chunk in chunks_of(completion, asked.model, number, created):
+            yield b"data: " + encode(chunk).encode("ascii") + b"\n\n"
+        yield b"data: " + DONE + b"\n\n"
+        return
+    writer = format.writer(asked, number, created)
+    yield writer.begin()
+    for delta in deltas_of(completion):
+        yield writer.write(delta)
+    yield writer.end(completion)
 
 
 async def _cut(request: web.Request) -> web.StreamResponse:
@@ -173,12 +205,15 @@ async def _cut(request: web.Request) -> web.StreamResponse:
     return response
 
 
-def _rate_limited(retry_after_s: float) -> web.Response:
-    response = _error(429, "too many calls at once", "rate_limit_exceeded")
-    response.headers["retry-after"] = f"{retry_after_s:g}"
+def _rate_limited(format: Format, retry_after_s: float, form: str = "seconds") -> web.Response:
+    response = _error(format, 429, "too many calls", "rate_limit_exceeded")
+    if form == "seconds":
+        response.headers["retry-after"] = f"{retry_after_s:.3f}"
+    elif form == "date":
+        response.headers["retry-after"] = formatdate(math.ceil(time.time() + retry_after_s), usegmt=True)
     return response
 
 
-def _error(status: int, message: str, code: str) -> web.Response:
-    body = encode({"error": {"message": message, "type": "server_error" if status >= 500 else code, "code": code}})
+def _error(format: Format, status: int, message: str, code: str) -> web.Response:
+    body = encode(format.error(status, message, code))
     return web.Response(status=status, body=body.encode("ascii"), headers=_JSON)

@@ -8,10 +8,13 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
+from rollout_engine.formats.base import Asked
+from rollout_engine.formats.check import Malformed
+from rollout_engine.formats.routes import Route
 from rollout_engine.models.seed import SEED_HEADER, parse_seed_header
 from rollout_engine.models.wire import encode
 from rollout_engine.specs import Task
-from rollout_engine.types import CallContext, Message, Sampling, ToolSpec
+from rollout_engine.types import CallContext, Message
 
 
 class BadRequest(ValueError):
@@ -22,14 +25,10 @@ class BadRequest(ValueError):
         self.status, self.code = status, code
 
 
-class Asked(NamedTuple):
-    """One request, understood."""
+class ServerCall(NamedTuple):
+    """One request, understood, and the rollout that it is for."""
 
-    model: str
-    messages: list[Message]
-    sampling: Sampling
-    tools: tuple[ToolSpec, ...]
-    stream: bool
+    asked: Asked
     context: CallContext
 
 
@@ -59,25 +58,16 @@ def tasks_of(tasks: Iterable[Task]) -> Tasks:
     return Tasks(solutions, prompts)
 
 
-def asked_of(body: bytes, headers: Mapping[str, str], tasks: Tasks, seed: int) -> Asked:
+def call_of(body: bytes, headers: Mapping[str, str], route: Route, tasks: Tasks, seed: int) -> ServerCall:
     """The request. Raises BadRequest."""
-    data = _object(body)
-    model, messages = data.get("model"), data.get("messages")
-    if not isinstance(model, str):
-        raise BadRequest("model is not a text")
-    if not (isinstance(messages, list) and messages and all(isinstance(message, dict) for message in messages)):
-        raise BadRequest("messages is not a list of objects")
+    try:
+        asked = route.format.parse(_object(body), route.model, route.stream)
+    except Malformed as error:
+        raise BadRequest(str(error)) from error
     header = headers.get(SEED_HEADER)
-    context = _from_header(header) if header is not None else _from_messages(model, messages, data, tasks, seed)
+    context = _from_header(header) if header is not None else _from_messages(asked, tasks, seed)
     solution = tasks.solutions.get(context.task_id)
-    return Asked(
-        model,
-        messages,
-        Sampling(logprobs=bool(data.get("logprobs") or data.get("return_token_ids"))),
-        tuple(_tool(tool) for tool in data.get("tools") or ()),
-        bool(data.get("stream")),
-        context if solution is None else _solved(context, solution),
-    )
+    return ServerCall(asked, context if solution is None else _solved(context, solution))
 
 
 def _solved(context: CallContext, solution: Solution) -> CallContext:
@@ -103,24 +93,17 @@ def _from_header(header: str) -> CallContext:
         raise BadRequest(str(error)) from error
 
 
-def _from_messages(model: str, messages: list[Message], data: dict[str, Any], tasks: Tasks, seed: int) -> CallContext:
+def _from_messages(asked: Asked, tasks: Tasks, seed: int) -> CallContext:
     """Without a header the same conversation gets the same answer; the request's own seed makes it another."""
-    text = _last_user_text(messages)
+    text = _last_user_text(asked.messages)
     task_id = tasks.prompts.get(text) if text is not None else None
     if task_id is None:
-        task_id = "prompt-" + blake2b(encode(messages).encode("ascii"), digest_size=12).hexdigest()
-    own_seed = data.get("seed")
-    turn = sum(message.get("role") == "assistant" for message in messages)
-    return CallContext(own_seed if isinstance(own_seed, int) else seed, 0, task_id, model, 0, turn)
+        task_id = "prompt-" + blake2b(encode(asked.messages).encode("ascii"), digest_size=12).hexdigest()
+    own_seed = asked.sampling.seed
+    turn = sum(message.get("role") == "assistant" for message in asked.messages)
+    return CallContext(seed if own_seed is None else own_seed, 0, task_id, asked.model, 0, turn)
 
 
 def _last_user_text(messages: Sequence[Message]) -> str | None:
     texts = [message.get("content") for message in messages if message.get("role") == "user"]
     return texts[-1] if texts and isinstance(texts[-1], str) else None
-
-
-def _tool(tool: Any) -> ToolSpec:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise BadRequest("tools is not a list of functions")
-    return ToolSpec(function["name"], str(function.get("description") or ""), function.get("parameters") or {})

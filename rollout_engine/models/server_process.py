@@ -21,6 +21,7 @@ from rollout_engine.config import ModelSpec
 from rollout_engine.errors import InputError, RunError
 from rollout_engine.models.server import ModelServer
 from rollout_engine.models.server_call import Solution
+from rollout_engine.models.server_limits import ServerLimits
 
 START_S = 60.0
 """A child that does not listen by then has failed."""
@@ -101,8 +102,9 @@ class ServerProcess:
         port: int = 0,
         seed: int = 0,
         max_concurrency: int | None = None,
+        limits: ServerLimits | None = None,
     ) -> None:
-        self._orders = {
+        self._orders: dict[str, Any] = {
             "models": {name: spec.model_dump(mode="json") for name, spec in models.items()},
             "solutions": {task: s if isinstance(s, str) else dict(s) for task, s in (solutions or {}).items()},
             "prompts": dict(prompts or {}),
@@ -110,6 +112,7 @@ class ServerProcess:
             "port": port,
             "seed": seed,
             "max_concurrency": max_concurrency,
+            "limits": None if limits is None else limits.model_dump(mode="json"),
         }
         self._child: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
@@ -201,8 +204,10 @@ def _main() -> int:
         pieces.append(piece)
     orders = json.loads(b"".join(pieces))
     models = {name: ModelSpec.model_validate(fields) for name, fields in orders.pop("models").items()}
+    found = orders.pop("limits")
+    limits = None if found is None else ServerLimits.model_validate(found)
     try:
-        server = ModelServer(models, **orders)
+        server = ModelServer(models, limits=limits, **orders)
         _run(server, lambda: print(server.url, flush=True), parent=0)
     except InputError as error:
         print(error, file=sys.stderr)

@@ -7,9 +7,10 @@ from typing import Any
 
 from rollout_engine.errors import ModelBadResponse
 from rollout_engine.models.wire import completion_of, encode, logprobs_json, usage_json
-from rollout_engine.types import Completion
+from rollout_engine.types import Completion, Delta, ToolPiece
 
 DONE = b"[DONE]"
+NOTHING = Delta()
 MAX_PIECES = 64
 """A text is streamed in at most this many pieces."""
 _PIECE_CHARS = 16
@@ -55,6 +56,7 @@ class Assembler:
         self._calls: dict[int, dict[str, Any]] = {}
         self._whole: dict[str, Any] = {}
         self._finish_reason: str | None = None
+        self._stop: Any = None
         self._token_ids: list[Any] | None = None
         self._logprobs: list[Any] | None = None
 
@@ -63,8 +65,13 @@ class Assembler:
         """The server said why it stopped."""
         return self._finish_reason is not None
 
-    def add(self, chunk: Any) -> str:
-        """Takes one chunk in; the new text. Raises ModelBadResponse."""
+    @property
+    def ended(self) -> bool:
+        """The end has a mark of its own, which is no chunk."""
+        return False
+
+    def add(self, chunk: Any) -> Delta:
+        """Takes one chunk in; what is new. Raises ModelBadResponse."""
         if not isinstance(chunk, dict):
             raise ModelBadResponse(f"a streamed chunk is a JSON {type(chunk).__name__}, not an object")
         for name in ("usage", "prompt_token_ids", "weight_version", "metadata"):
@@ -72,13 +79,14 @@ class Assembler:
                 self._whole[name] = chunk[name]
         choices = chunk.get("choices")
         if choices in (None, []):  # the last chunk holds only the usage
-            return ""
+            return NOTHING
         if not isinstance(choices, list) or not isinstance(choices[0], dict):
             raise ModelBadResponse(f"a streamed chunk has odd choices: {encode(choices)[:200]}")
         return self._choice(choices[0])
 
-    def _choice(self, choice: dict[str, Any]) -> str:
+    def _choice(self, choice: dict[str, Any]) -> Delta:
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        self._stop = choice.get("stop_reason") or self._stop
         ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
         if isinstance(ids, list):
             self._token_ids = self._token_ids if self._token_ids is not None else []
@@ -87,34 +95,43 @@ class Assembler:
             self._logprobs = self._logprobs if self._logprobs is not None else []
             self._logprobs.extend(logprobs["content"])
         delta = choice.get("delta")
-        return self._delta(delta) if isinstance(delta, dict) else ""
+        return self._delta(delta) if isinstance(delta, dict) else NOTHING
 
-    def _delta(self, delta: dict[str, Any]) -> str:
+    def _delta(self, delta: dict[str, Any]) -> Delta:
+        pieces: tuple[ToolPiece, ...] = ()
         for name, value in delta.items():
             if name == "tool_calls" and isinstance(value, list):
-                for piece in value:
-                    self._tool_call(piece)
+                pieces = tuple([self._tool_call(piece) for piece in value])
             elif name == "role":
                 self._others[name] = value
             elif isinstance(value, str):
                 self._texts.setdefault(name, []).append(value)
             elif value is not None:
                 self._others[name] = value
-        text = delta.get("content")
-        return text if isinstance(text, str) else ""
+        text, thought = delta.get("content"), delta.get("reasoning_content") or delta.get("reasoning")
+        return Delta(text if isinstance(text, str) else "", None, thought if isinstance(thought, str) else "", pieces)
 
-    def _tool_call(self, piece: Any) -> None:
+    def _tool_call(self, piece: Any) -> ToolPiece:
         if not isinstance(piece, dict):
             raise ModelBadResponse("a streamed tool call is no object")
         index = piece.get("index", 0)
-        call = self._calls.setdefault(index if isinstance(index, int) else 0, {})
-        for name, value in piece.items():
-            if name == "function" and isinstance(value, dict):
+        index = index if isinstance(index, int) else 0
+        call = self._calls.setdefault(index, {})
+        arguments = call_id = name = ""
+        extra: dict[str, Any] = {}
+        for field, value in piece.items():
+            if field == "function" and isinstance(value, dict):
                 function = call.setdefault("function", {"name": "", "arguments": ""})
-                function["arguments"] += str(value.get("arguments") or "")
+                arguments, name = str(value.get("arguments") or ""), str(value.get("name") or "")
+                function["arguments"] += arguments
                 function.update((key, part) for key, part in value.items() if key != "arguments" and part)
-            elif name != "index" and value is not None:
-                call[name] = value
+            elif field != "index" and value is not None:
+                call[field] = value
+                if field == "id":
+                    call_id = str(value)
+                elif field != "type":
+                    extra[field] = value
+        return ToolPiece(index, arguments, call_id, name, extra or None)
 
     def completion(self, model_s: float = 0.0, weight_version: str | None = None) -> Completion:
         """The whole answer. Raises what `completion_of` raises."""
@@ -122,7 +139,12 @@ class Assembler:
         if self._calls:
             message["tool_calls"] = [self._calls[index] for index in sorted(self._calls)]
         message.setdefault("content", None)
-        choice = {"message": message, "finish_reason": self._finish_reason, "token_ids": self._token_ids}
+        choice: dict[str, Any] = {
+            "message": message,
+            "finish_reason": self._finish_reason,
+            "stop_reason": self._stop,
+            "token_ids": self._token_ids,
+        }
         if self._logprobs is not None:
             choice["logprobs"] = {"content": self._logprobs}
         return completion_of({**self._whole, "choices": [choice]}, model_s, weight_version)
@@ -152,7 +174,10 @@ def chunks_of(completion: Completion, model: str, number: int, created: int) -> 
     yield opening
     for choice in _text_choices(completion, content):
         yield {**head, "choices": [choice]}
-    yield {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": completion.finish_reason}]}
+    last: dict[str, Any] = {"index": 0, "delta": {}, "finish_reason": completion.finish_reason}
+    if completion.stop_sequence is not None:
+        last["stop_reason"] = completion.stop_sequence
+    yield {**head, "choices": [last]}
     yield {**head, "choices": [], "usage": usage_json(completion.usage)}
 
 

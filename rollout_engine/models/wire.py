@@ -37,6 +37,11 @@ def sampling_of(spec: ModelSpec) -> Sampling:
 
 def request_head(model: str, sampling: Sampling, tools: Sequence[ToolSpec], stream: bool) -> str:
     """A request body up to its messages: the same for every call with this sampling and these tools."""
+    return encode(request_fields(model, sampling, tools, stream))[:-1] + ',"messages":'
+
+
+def request_fields(model: str, sampling: Sampling, tools: Sequence[ToolSpec], stream: bool) -> dict[str, Any]:
+    """A request body without its messages."""
     body: dict[str, Any] = {"model": model}
     for name in ("temperature", "top_p", "max_tokens", "seed"):
         value = getattr(sampling, name)
@@ -54,7 +59,7 @@ def request_head(model: str, sampling: Sampling, tools: Sequence[ToolSpec], stre
         body["stream_options"] = {"include_usage": True}
     body.update(sampling.extra)
     body.pop("messages", None)
-    return encode(body)[:-1] + ',"messages":'
+    return body
 
 
 def request_body(head: str, messages: Sequence[Message]) -> bytes:
@@ -126,6 +131,7 @@ def completion_of(data: Any, model_s: float = 0.0, weight_version: str | None = 
         logprobs=logprobs_of(logprobs) if logprobs is not None else None,
         weight_version=_weight_version(data) or weight_version,
         model_s=model_s,
+        stop_sequence=clean(choice["stop_reason"]) if isinstance(choice.get("stop_reason"), str) else None,
     )
 
 
@@ -153,6 +159,8 @@ def _message(message: Any) -> Message:
     kept["content"] = clean(content) if isinstance(content, str) else content
     if len(message) > 2:
         kept.update((name, value) for name, value in message.items() if name not in kept and value not in (None, []))
+        if "reasoning_blocks" in kept:  # our own server says the same as text, for those who know no blocks
+            kept.pop("reasoning_content", None)
     return kept
 
 
@@ -160,12 +168,19 @@ def usage_of(usage: Any) -> Usage:
     """Tokens as the server counted them; what is absent or no count is 0."""
     if not isinstance(usage, dict):
         return Usage()
-    details = usage.get("prompt_tokens_details")
-    cached = _count(details.get("cached_tokens")) if isinstance(details, dict) else 0
-    return Usage(_count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens")), cached)
+    details, thought = usage.get("prompt_tokens_details"), usage.get("completion_tokens_details")
+    details = details if isinstance(details, dict) else {}
+    return Usage(
+        count(usage.get("prompt_tokens")),
+        count(usage.get("completion_tokens")),
+        count(details.get("cached_tokens")),
+        count(details.get("cache_write_tokens")),
+        count(thought.get("reasoning_tokens")) if isinstance(thought, dict) else 0,
+    )
 
 
-def _count(value: Any) -> int:
+def count(value: Any) -> int:
+    """A number of tokens; what is absent or no count is 0."""
     # Bounded: a count that fits no column would take its whole batch of rows with it.
     return value if type(value) is int and 0 <= value < _MAX_COUNT else 0
 
@@ -213,6 +228,8 @@ def clean(text: str) -> str:
 def response_of(completion: Completion, model: str, number: int, created: int) -> dict[str, Any]:
     """A whole response body: the inverse of `completion_of` but for `model_s`."""
     choice: dict[str, Any] = {"index": 0, "message": completion.message, "finish_reason": completion.finish_reason}
+    if completion.stop_sequence is not None:
+        choice["stop_reason"] = completion.stop_sequence
     if completion.logprobs is not None:
         choice["logprobs"] = logprobs_json(completion.logprobs)
     if completion.completion_token_ids is not None:
@@ -239,9 +256,14 @@ def logprobs_json(logprobs: Sequence[float]) -> dict[str, Any]:
 
 def usage_json(usage: Usage) -> dict[str, Any]:
     """The usage object of a response."""
-    return {
+    body: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.cache_write_tokens:
+        body["prompt_tokens_details"]["cache_write_tokens"] = usage.cache_write_tokens
+    if usage.reasoning_tokens:
+        body["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return body

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from rollout_engine.plugins import find
 from rollout_engine.sandboxes.auto import AutoProvider
 from rollout_engine.sandboxes.base import Recipe, SandboxProvider, SandboxSpec
+from rollout_engine.sandboxes.paced import PacedProvider
 from rollout_engine.specs import EnvironmentSpec, Task
 
 PROVIDERS: dict[str, str] = {
@@ -23,16 +25,41 @@ ENTRY_POINTS = "rollout_engine.sandboxes"
 ISOLATING = ("namespace", "docker")
 """What `auto` tries, best first; a backend that is not registered above is passed over."""
 
+LABELLED = ("docker",)
+"""Backends whose boxes outlive a killed host, so that they are labelled with where they come from."""
+
 _MIB = 2**20
 
 
-def make_provider(name: str, **options: Any) -> SandboxProvider:
-    """The provider called `name`: `auto`, a built-in, an entry point, or `module:attribute`. Raises InputError."""
+class Origin(NamedTuple):
+    """Whose sandboxes they are; what is left of them is found and removed by it."""
+
+    run: str
+    host: str
+    epoch: int
+
+
+def make_provider(
+    name: str,
+    *,
+    creations_per_minute: Mapping[str, float] | None = None,
+    origin: Origin | None = None,
+    **options: Any,
+) -> SandboxProvider:
+    """The provider called `name`: `auto`, a built-in, an entry point, or `module:attribute`. Raises InputError.
+
+    `creations_per_minute`: backend -> sandboxes that it is asked for in a minute; one that is not named is not held.
+    """
+    rates = creations_per_minute or {}
     if name == "auto":
-        isolating = {each: partial(make_provider, each) for each in ISOLATING if each in PROVIDERS}
-        return AutoProvider(isolating, partial(make_provider, "local", **options))
+        make = partial(make_provider, creations_per_minute=rates, origin=origin)
+        isolating = {each: partial(make, each) for each in ISOLATING if each in PROVIDERS}
+        return AutoProvider(isolating, partial(make, "local", **options))
+    if origin is not None and name in LABELLED:
+        options = {**origin._asdict(), **options}
     factory = find(name, PROVIDERS, "sandbox", group=ENTRY_POINTS, where="sandbox")
-    return cast("SandboxProvider", factory(**options))
+    provider = cast("SandboxProvider", factory(**options))
+    return PacedProvider(provider, rates[name]) if name in rates else provider
 
 
 def task_recipe(task: Task, timeout_s: float) -> Recipe:

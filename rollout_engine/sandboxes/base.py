@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import posixpath
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from rollout_engine.errors import SandboxStartError
 from rollout_engine.types import ExecResult
 
 MAX_OUTPUT_BYTES = 10 * 2**20
@@ -39,10 +43,22 @@ class SandboxSpec:
     disk_bytes: int = 512 * 2**20
     inodes: int = 100_000
     require_limits: bool = False
+    mounts: tuple[tuple[str, str], ...] = ()
+    """Directories of the node that are seen in the sandbox, as (directory, absolute path inside): programs that are too
+    large to copy. Nothing that happens in the sandbox reaches them."""
     trusted: bool = False
     """The task's code may run without isolation, where `auto` finds no other way."""
     label: str = ""
     """Names the rollout in labels, logs and the reaper."""
+
+
+def check_mounts(spec: SandboxSpec) -> None:
+    """Raises SandboxStartError where a mount's directory is not there, or its place is no plain absolute path."""
+    for directory, place in spec.mounts:
+        if not os.path.isdir(directory):
+            raise SandboxStartError(f"the directory {directory}, to be seen at {place}, is not there on this node")
+        if not place.startswith("/") or posixpath.normpath(place) != place or place == "/":
+            raise SandboxStartError(f"{place!r} is no place for a directory: give a plain absolute path")
 
 
 EVERYTHING = "*"
@@ -94,7 +110,8 @@ class Stream(Protocol):
 class Sandbox(Protocol):
     """A live sandbox. Whoever opened it closes it; `close` may be called twice.
 
-    Faults of the provider raise SandboxError (SandboxDied once it is gone); they are never command output.
+    Faults of the provider raise SandboxError (SandboxDied once it is gone); they are never command output. So is not
+    SandboxOutOfMemory: the kernel ended all of it for what ran there.
     """
 
     @property
@@ -105,6 +122,11 @@ class Sandbox(Protocol):
     @property
     def limits_enforced(self) -> str:
         """Which limits hold and by what, such as `memory:cgroup,processes:pid_max,disk:tmpfs`; `none`."""
+        ...
+
+    @property
+    def oom_kills(self) -> int | None:
+        """Commands and jobs so far under which the kernel killed for memory; None where nobody counts."""
         ...
 
     async def exec(
@@ -129,7 +151,7 @@ class Sandbox(Protocol):
         ...
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Writes a whole file and makes its parents."""
+        """Writes a whole file and makes its parents. Raises SandboxFull where its own disk is full."""
         ...
 
     async def upload(self, source: Path, path: str) -> None:
@@ -185,8 +207,32 @@ class Sandbox(Protocol):
         """
         ...
 
+    async def listen(self, port: int = 0) -> socket.socket:
+        """A socket that listens on the sandbox's own 127.0.0.1, also where it has no network; 0: a free port.
+
+        The caller accepts on it, and closes it. Raises OSError where the port is taken.
+        """
+        ...
+
     async def close(self) -> None:
         """Ends everything in the sandbox and removes it, in bounded time."""
+        ...
+
+
+@runtime_checkable
+class RunsPython(Protocol):
+    """What a sandbox may be beside: one that runs Python code without the start of an interpreter."""
+
+    @property
+    def python_modules(self) -> frozenset[str] | None:
+        """What such code may import; anything else needs the sandbox's own interpreter. None: it cannot run any."""
+        ...
+
+    async def run_python(self, program: bytes, *, stdin: bytes, timeout_s: float | None = None) -> ExecResult:
+        """Runs a marshalled code object as `exec` runs a command, in the engine's own version of Python.
+
+        Its module is `__main__`; standard input and output are its own, and nothing of it outlives it.
+        """
         ...
 
 

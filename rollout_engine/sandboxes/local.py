@@ -14,6 +14,7 @@ import errno
 import os
 import posixpath
 import pwd
+import socket
 import subprocess
 import tempfile
 import uuid
@@ -135,6 +136,8 @@ class LocalProvider:
         wanted = [what for what in ("image", "directory", "tar") if getattr(spec, what)]
         if wanted:
             raise SandboxUnavailable(f"the local sandbox has no {wanted[0]}: it runs on the host's own files")
+        if spec.mounts:
+            raise SandboxUnavailable("the local sandbox mounts nothing: its programs are the host's own")
         if spec.require_limits:
             raise SandboxUnavailable("the local sandbox holds no limits, and the task requires them")
         _check_user(spec.user)
@@ -188,6 +191,10 @@ class LocalSandbox:
     @property
     def isolated(self) -> bool:
         return False
+
+    @property
+    def oom_kills(self) -> None:
+        return None  # no memory limit holds here
 
     @property
     def limits_enforced(self) -> str:
@@ -304,6 +311,11 @@ class LocalSandbox:
         if isinstance(program, Program) and self._closing is None:
             await program.end()
             await self._in_thread(partial(kill_marked, f"{MARK}={self._mark}", program.pid))
+
+    async def listen(self, port: int = 0) -> socket.socket:
+        """On the host's own 127.0.0.1: this backend has no other, so ask for a free port."""
+        self._alive()
+        return socket.create_server(("127.0.0.1", port), backlog=128)
 
     async def close(self) -> None:
         if self._closing is None:

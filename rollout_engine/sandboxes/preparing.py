@@ -8,8 +8,9 @@ import json
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 
-from rollout_engine.errors import ExecTimeout, SandboxStartError, SetupError, clip, crossing
+from rollout_engine.errors import ExecTimeout, SandboxStartError, SetupError, SetupTimeout, clip, crossing
 from rollout_engine.sandboxes.base import Recipe, Sandbox, SandboxSpec
+from rollout_engine.waiting import awaiting
 
 
 def recipe_name(spec: SandboxSpec, recipe: Recipe) -> str:
@@ -21,15 +22,16 @@ def recipe_name(spec: SandboxSpec, recipe: Recipe) -> str:
 
 
 async def carry_out(recipe: Recipe, sandbox: Sandbox) -> None:
-    """Puts the files in place and runs the commands. Raises SetupError where one does not succeed."""
+    """Puts the files in place and runs the commands. Raises SetupError where one fails, SetupTimeout if it is late."""
     for path, data in recipe.files.items():
-        with crossing(SetupError, f"file {path}"):
+        with awaiting(f"file {path} to be put in place"), crossing(SetupError, f"file {path}"):
             await sandbox.write_file(path, data, mode=0o755 if data.startswith(b"#!") else 0o644)
     for command in recipe.commands:
         try:
-            result = await sandbox.exec(["sh", "-c", command], timeout_s=recipe.timeout_s)
+            with awaiting(f"setup command {command!r}"):
+                result = await sandbox.exec(["sh", "-c", command], timeout_s=recipe.timeout_s)
         except ExecTimeout as error:
-            raise SetupError(clip(f"setup command {command!r}: {error}")) from error
+            raise SetupTimeout(clip(f"setup command {command!r}: {error}")) from error
         if not result.ok:
             output = (result.stdout + result.stderr)[-1000:].decode(errors="replace")
             raise SetupError(clip(f"setup command {command!r} exited with {result.exit_code}: {output}"))

@@ -25,7 +25,7 @@ from rollout_engine.schema import (
     rollout_ids,
     trace_to_turns,
 )
-from rollout_engine.store.files import sync_file, write_atomic
+from rollout_engine.store.files import read_record, sync_file, write_atomic
 from rollout_engine.store.layout import Layout
 from rollout_engine.store.ledger import Ints
 from rollout_engine.store.scan import segments
@@ -103,10 +103,10 @@ def log_sizes(layout: Layout) -> dict[str, int]:
 def current_parts(layout: Layout, name: str) -> PartSet | None:
     """A table's Parquet files, where they hold all that the log does (or the log was left out of a copy)."""
     try:
-        manifest = json.loads(locate(layout, layout.compacted.name).read_bytes())
+        manifest = json.loads(read_record(locate(layout, layout.compacted.name)))
         sizes, parts, made = manifest["log"], int(manifest["parts"]), str(manifest["made"])
         known = manifest["schema_version"] == SCHEMA_VERSION
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     log = log_sizes(layout)
     if not known or log not in (sizes, {}):

@@ -17,9 +17,13 @@ from pydantic import ValidationError
 
 from rollout_engine.errors import InputError, RunError, describe
 from rollout_engine.specs import Spec
-from rollout_engine.store.files import write_all, write_atomic, writing
+from rollout_engine.store.epochroom import room_of
+from rollout_engine.store.files import writing
+from rollout_engine.store.mirrors import mirror_of, named
 
 DEAD_AFTER_BEATS = 6
+MAX_ASKER_CHARS = 200
+"""What is kept of the name that a request to cancel gives."""
 
 
 class EpochRecord(Spec):
@@ -73,24 +77,21 @@ def is_alive(record: EpochRecord, machine: str, now: float) -> bool:
 def newest_epoch(epochs: Path) -> int:
     """The highest epoch that was ever taken; 0 where none was. Raises InputError."""
     try:
-        names = os.listdir(epochs)
-    except FileNotFoundError:
-        return 0
+        return max(room_of(epochs).numbers(), default=0)
     except OSError as error:
-        raise InputError(f"cannot be read: {describe(error)}", where=str(epochs)) from error
-    return max((int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdecimal()), default=0)
+        raise InputError(f"cannot be read: {describe(error)}", where=named(epochs)) from error
 
 
 def read_epoch(epochs: Path, number: int) -> EpochRecord | None:
     """The record of an epoch; None where its maker was killed before it wrote it. Raises InputError."""
-    path = epochs / f"{number}.json"
+    room = room_of(epochs)
     try:
-        raw = path.read_bytes()
+        raw = room.read(number)
         return EpochRecord.model_validate_json(raw) if raw else None
     except (OSError, ValidationError) as error:
         raise InputError(
             f"is no epoch record: {describe(error)}",
-            where=str(path),
+            where=room.name(number),
             fix="if no driver works on this run, remove the file's content (keep the file) and resume",
         ) from error
 
@@ -100,6 +101,7 @@ class Epoch:
 
     def __init__(self, epochs: Path, record: EpochRecord, clock: Callable[[], float]) -> None:
         self._epochs = epochs
+        self._room = room_of(epochs)
         self._record = record
         self._clock = clock
 
@@ -113,9 +115,10 @@ class Epoch:
 
     @property
     def superseded(self) -> bool:
-        """Whether another driver has taken over. One stat: cheap enough for every commit."""
+        """Whether another driver has taken over. One stat: cheap enough for every commit. Raises RunError."""
         # Numbers are given out without gaps, so the next one exists if any later one does.
-        return (self._epochs / f"{self.number + 1}.json").exists()
+        with writing(self._epochs):
+            return self._room.exists(self.number + 1)
 
     def check(self) -> None:
         """Raises RunError where another driver has taken over."""
@@ -132,6 +135,12 @@ class Epoch:
             self._stop(newest)
         self._write(self._record.model_copy(update={"heartbeat": now}))
 
+    def cancel_asked(self) -> str | None:
+        """Who has asked this driver to cancel the run; None: nobody. Raises RunError."""
+        with writing(self._epochs):
+            found = self._room.cancel_asked(self.number)
+        return None if found is None else found.decode("utf-8", "replace")[:MAX_ASKER_CHARS] or "somebody"
+
     def release(self) -> None:
         """Lets the next driver start at once. Safe to call twice."""
         if not self._record.released:
@@ -139,22 +148,39 @@ class Epoch:
 
     def _stop(self, newer: int) -> None:
         raise RunError(
-            f"another driver has taken over this run (epoch {newer}, {self._epochs / f'{newer}.json'}); "
+            f"another driver has taken over this run (epoch {newer}, {self._room.name(newer)}); "
             f"this one (epoch {self.number}) commits nothing more"
         )
 
     def _write(self, record: EpochRecord) -> None:
-        path = self._epochs / f"{self.number}.json"
-        with writing(path):
-            write_atomic(path, record.model_dump_json().encode(), sync=False)
+        with writing(self._epochs / f"{self.number}.json"):
+            self._room.replace(self.number, record.model_dump_json().encode())
         self._record = record
+
+
+def ask_cancel(epochs: Path, number: int, who: str) -> None:
+    """Asks the driver that holds this epoch to cancel the run. Raises InputError."""
+    try:
+        room_of(epochs).ask_cancel(number, who.encode())
+    except OSError as error:
+        raise InputError(f"cannot be written: {describe(error)}", where=named(epochs)) from error
 
 
 def live_driver(epochs: Path, clock: Callable[[], float] = time.time) -> EpochRecord | None:
     """The driver that is at work on a run now, as far as can be seen from here. Raises InputError."""
     newest = newest_epoch(epochs)
     record = read_epoch(epochs, newest) if newest else None
-    return record if record is not None and is_alive(record, machine_id(), clock()) else None
+    if record is None:
+        return None
+    return record if is_alive(record, machine_id(), _now(epochs, record, clock())) else None
+
+
+def _now(epochs: Path, record: EpochRecord, now: float) -> float:
+    """What the clock would say that wrote the record. Raises InputError."""
+    try:
+        return record.heartbeat + room_of(epochs).silent_s(record.epoch, record.heartbeat, now)
+    except OSError as error:
+        raise InputError(f"cannot be read: {describe(error)}", where=named(epochs)) from error
 
 
 def take_epoch(epochs: Path, heartbeat_s: float, clock: Callable[[], float] = time.time) -> Epoch:
@@ -176,39 +202,29 @@ def take_epoch(epochs: Path, heartbeat_s: float, clock: Callable[[], float] = ti
             heartbeat_s=heartbeat_s,
         )
         try:
-            _create(epochs / f"{record.epoch}.json", record)
+            room_of(epochs).create(record.epoch, record.model_dump_json().encode())
         except FileExistsError:
             continue
         except OSError as error:
             raise InputError(
-                f"cannot be written: {describe(error)}", where=str(epochs), fix="a run needs a writable directory"
+                f"cannot be written: {describe(error)}", where=named(epochs), fix="a run needs a writable directory"
             ) from error
         return Epoch(epochs, record, clock)
 
 
 def _refuse_if_alive(epochs: Path, number: int, machine: str, heartbeat_s: float, now: float) -> None:
     record = read_epoch(epochs, number)
-    path = epochs / f"{number}.json"
+    name = room_of(epochs).name(number)
     if record is None:
-        if now - path.stat().st_mtime < DEAD_AFTER_BEATS * heartbeat_s:
-            raise InputError(
-                "another driver is just starting on this run", where=str(path), fix="try again in a minute"
-            )
+        if mirror_of(epochs) is None and now - Path(name).stat().st_mtime < DEAD_AFTER_BEATS * heartbeat_s:
+            raise InputError("another driver is just starting on this run", where=name, fix="try again in a minute")
         return
+    now = _now(epochs, record, now)
     if is_alive(record, machine, now):
         raise InputError(
             f"a driver works on this run: pid {record.pid} on {record.host}, "
             f"heartbeat {max(now - record.heartbeat, 0):.0f} s ago",
-            where=str(epochs.parent),
+            where=named(epochs.parent),
             fix=f"wait for it or stop it (kill {record.pid} on {record.host}); if it is surely gone, "
-            f'set "released": true in {path}',
+            f'set "released": true in {name}',
         )
-
-
-def _create(path: Path, record: EpochRecord) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-    try:
-        write_all(handle, record.model_dump_json().encode())
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rollout_engine.errors import RunError, describe
+from rollout_engine.store.mirrors import named
+from rollout_engine.store.objects import ObjectError
 
 TEMPORARY = ".*.tmp"
 """Glob of what a killed writer may leave behind."""
@@ -24,9 +28,31 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         raise RunError(
-            f"cannot write {path}: {describe(error)}\n  what was committed is kept; free space or repair the disk, "
+            f"cannot write {named(path)}: {describe(error)}\n  what was committed is kept; {_remedy(error)}, "
             "then `rollout resume`"
         ) from error
+
+
+MAX_RECORD_BYTES = 64 << 20
+"""run.json and its like are never larger than this; what is, was not written by the engine."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file for reading. Raises OSError, also where it is none (a pipe would never be opened)."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return open(handle, "rb")
+
+
+def read_record(path: Path) -> bytes:
+    """The content of a small file. Raises OSError where it is no file, or larger than MAX_RECORD_BYTES."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MAX_RECORD_BYTES:
+            raise OSError(errno.EFBIG, f"is larger than {MAX_RECORD_BYTES >> 20} MiB", str(path))
+        return file.read(size)
 
 
 @contextmanager
@@ -34,8 +60,12 @@ def reading(path: Path) -> Iterator[None]:
     """A file that is missing or not what the engine wrote becomes a RunError that names it."""
     try:
         yield
-    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"cannot read {path}: {describe(error)}") from error
+    except (OSError, pa.ArrowException, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
+        raise RunError(f"cannot read {named(path)}: {describe(error)}") from error
+
+
+def _remedy(error: BaseException) -> str:
+    return "see to the store" if isinstance(error, ObjectError) else "free space or repair the disk"
 
 
 def sync_directory(path: Path) -> None:
@@ -66,11 +96,11 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
-def _staged(path: Path, data: bytes, sync: bool) -> Path:
+def _staged(path: Path, data: bytes, sync: bool, mode: int = 0o644) -> Path:
     """A temporary file beside `path` that holds the data."""
     temporary = _temporary(path)
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             write_all(handle, data)
             if sync:
@@ -83,9 +113,9 @@ def _staged(path: Path, data: bytes, sync: bool) -> Path:
     return temporary
 
 
-def write_atomic(path: Path, data: bytes, *, sync: bool = True) -> None:
+def write_atomic(path: Path, data: bytes, *, sync: bool = True, mode: int = 0o644) -> None:
     """Replaces a file: readers see the old bytes or the new. Raises OSError and leaves nothing behind."""
-    temporary = _staged(path, data, sync)
+    temporary = _staged(path, data, sync, mode)
     try:
         os.replace(temporary, path)
     finally:

@@ -17,6 +17,11 @@ class Layout:
         return self.root / "run.json"
 
     @property
+    def said(self) -> Path:
+        """What a driver without a terminal has said."""
+        return self.root / "driver.log"
+
+    @property
     def epochs(self) -> Path:
         return self.root / "epochs"
 
@@ -31,6 +36,16 @@ class Layout:
     @property
     def traces(self) -> Path:
         return self.root / "traces"
+
+    @property
+    def logs(self) -> Path:
+        """What the processes of the run have to say, one file each."""
+        return self.root / "logs"
+
+    @property
+    def status(self) -> Path:
+        """Where the run stands, rewritten by its driver every second or so."""
+        return self.root / "status.json"
 
     @property
     def rollouts(self) -> Path:
@@ -49,6 +64,11 @@ class Layout:
         return self.root / "rewards.parquet"
 
     @property
+    def events(self) -> Path:
+        """What happened to hosts and nodes, for people; nothing is decided by it."""
+        return self.root / "events.jsonl"
+
+    @property
     def compacted(self) -> Path:
         """Says which log the Parquet tables were made from."""
         return self.root / "compacted.json"
@@ -57,6 +77,10 @@ class Layout:
     def staging(self) -> Path:
         """Holds Parquet tables that are being written or swapped in; absent otherwise."""
         return self.root / ".compact"
+
+    def stuck(self, epoch: int) -> Path:
+        """The state of a run that was ended because nothing went forward, for people."""
+        return self.root / f"stuck-{epoch}.txt"
 
     def epoch_file(self, epoch: int) -> Path:
         return self.epochs / f"{epoch}.json"

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rollout_engine.scores import Kind, kind_codes
+from rollout_engine.spending import JUDGED, THROWN, USED, Used, all_used_by
 from rollout_engine.types import KeySpace
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -34,9 +35,9 @@ COLUMNS = (
     "score",
     "passed",
     "failure_boundary",
-    "prompt_tokens",
-    "completion_tokens",
-    "cost_usd",
+    *USED,
+    *THROWN,
+    *JUDGED,
 )
 """What a ledger reads of a row."""
 
@@ -143,10 +144,9 @@ class Ledger:
         self.counts = np.zeros(len(Kind), np.int64)
         """Rollouts by `scores.Kind`; those without a row are not counted."""
         self.rows = 0
-        """All rows that went in, those that do not count among them; so for the next three."""
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self.cost_usd = 0.0
+        """All rows that went in, those that do not count among them; so for the next."""
+        self.used = Used()
+        """Tokens and cost, thrown-away tries included."""
         self._blocks: dict[int, _Block] = {}
 
     def add(self, batch: pa.RecordBatch) -> Bools:
@@ -155,9 +155,7 @@ class Ledger:
         counting = self._counting(rows)
         self._enter(rows if counting.all() else rows.where(counting))
         self.rows += len(batch)
-        self.prompt_tokens += pc.sum(batch.column("prompt_tokens")).as_py() or 0
-        self.completion_tokens += pc.sum(batch.column("completion_tokens")).as_py() or 0
-        self.cost_usd += pc.sum(batch.column("cost_usd")).as_py() or 0.0
+        self.used = self.used.plus(all_used_by(batch))
         return counting
 
     def news(self, batch: pa.RecordBatch) -> Bools:

@@ -16,7 +16,7 @@ from rollout_engine.store.layout import Layout
 
 logger = logging.getLogger(__name__)
 
-_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _BUFFER_BYTES = 1 << 20
 _SMALL_ROWS = 64
 _MERGED_ROWS = 1024
@@ -61,7 +61,7 @@ class _Segment:
         self.path = path
         self._sink = _Sink(path)
         self._stream = pa.BufferedOutputStream(pa.PythonFile(self._sink, mode="w"), _BUFFER_BYTES)
-        self._writer = pa.ipc.new_stream(self._stream, LOG, options=_OPTIONS)
+        self._writer = pa.ipc.new_stream(self._stream, LOG, options=OPTIONS)
         self._named = False
 
     @property
@@ -104,18 +104,13 @@ class CommitLog:
         Rows of a failed commit may be in the log or not; everything committed before stays readable, and another
         commit may be tried (it starts a new segment).
         """
-        for batch in batches:
-            if not batch.schema.equals(LOG):
-                raise RunError(
-                    f"a batch has another schema than version {SCHEMA_VERSION} of the log: is rollout-engine of the "
-                    "same version on all hosts?"
-                )
+        check_schema(batches)
         if not sum(map(len, batches)):
             return
         with writing(self._layout.segment(self._epoch, self._number)):
             try:
                 segment = self._open()
-                segment.append(_merged(batches))
+                segment.append(merged(batches))
             except BaseException:
                 self._roll()
                 raise
@@ -138,7 +133,17 @@ class CommitLog:
         self._roll()
 
 
-def _merged(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def check_schema(batches: Sequence[pa.RecordBatch]) -> None:
+    """Raises RunError where rows are not of this version's log."""
+    for batch in batches:
+        if not batch.schema.equals(LOG):
+            raise RunError(
+                f"a batch has another schema than version {SCHEMA_VERSION} of the log: is rollout-engine of the "
+                "same version on all hosts?"
+            )
+
+
+def merged(batches: Sequence[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Joins runs of small batches, in order: a batch of its own costs 6 KB, to whoever reads it too."""
     waiting: list[pa.RecordBatch] = []
     rows = 0

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from rollout_engine.errors import RunError
-from rollout_engine.store.files import reading
+from rollout_engine.store.files import open_regular, reading
 from rollout_engine.store.layout import Layout
+from rollout_engine.store.mirrors import named
 
+MAX_LINE_BYTES = 256 << 20
+"""No task's entry is longer."""
 _ENTRY = re.compile(
     rb'\{"slot":(\d+),"round":(-?\d+),"task_id":("(?:[^"\\\n]|\\.)*"),"digest":"([^"\\\n]*)","task":(.*)\}\n', re.DOTALL
 )
@@ -71,7 +75,7 @@ def parse_entry(line: bytes) -> PlanEntry | None:
 
 def read_header(path: Path) -> Header | None:
     """None where the epoch was killed before its header was whole: it planned nothing. Raises RunError."""
-    with reading(path), path.open("rb") as file:
+    with reading(path), open_regular(path) as file:
         line = file.readline(1 << 20)
         return _header(path, line) if line.endswith(b"\n") else None
 
@@ -106,15 +110,15 @@ def slot_limits(known: Mapping[int, Header]) -> dict[int, int]:
 def read_lines(path: Path, first_slot: int, stop: int | None) -> Iterator[Line]:
     """The entries of one file; a torn last line is none. Raises RunError where a line is damaged or a slot missing."""
     slot = first_slot
-    with reading(path), path.open("rb") as file:
+    with reading(path), open_regular(path) as file:
         file.readline()
-        for line in file:
+        for line in iter(partial(file.readline, MAX_LINE_BYTES), b""):
             if slot == stop or not line.endswith(b"\n"):
                 break
             found = _ENTRY.fullmatch(line)
             if found is None or int(found[1]) != slot:
-                raise RunError(f"{path}: line {slot - first_slot + 2} is not the entry of slot {slot}")
+                raise RunError(f"{named(path)}: line {slot - first_slot + 2} is not the entry of slot {slot}")
             yield Line(slot, int(found[2]), found[3], len(line))
             slot += 1
     if stop is not None and slot < stop:
-        raise RunError(f"{path}: slots {slot} to {stop - 1} are missing, on which a later epoch is built")
+        raise RunError(f"{named(path)}: slots {slot} to {stop - 1} are missing, on which a later epoch is built")

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from rollout_engine.errors import RunError
 from rollout_engine.store.files import reading, sync_directory, write_all, writing
 from rollout_engine.store.layout import Layout
+from rollout_engine.store.mirrors import mirror_of, named
 from rollout_engine.store.planfile import (
     Header,
     PlanEntry,
@@ -68,6 +69,9 @@ class PlanLog:
     def __init__(self, layout: Layout) -> None:
         """The plan as earlier epochs left it; `begin` makes it writable. Raises RunError where a file is damaged."""
         self._layout = layout
+        self._mirror = mirror_of(layout.root)
+        self._published = 0
+        """Bytes of this epoch's file that are on the object store, where the run is on one."""
         self._files: list[_File] = []
         self._firsts: list[int] = []
         self._index = SlotIndex()
@@ -91,9 +95,11 @@ class PlanLog:
         for epoch, header in known.items():
             path = self._layout.plan_file(epoch)
             if header.first_slot > len(self):
-                raise RunError(f"{path}: starts at slot {header.first_slot}, but the plan before has {len(self)} slots")
+                raise RunError(
+                    f"{named(path)}: starts at slot {header.first_slot}, the plan before has {len(self)} slots"
+                )
             with reading(path):
-                handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 file = self._append_file(handle, header, os.pread(handle, 1 << 20, 0).index(b"\n") + 1)
             for line in read_lines(path, header.first_slot, limits.get(epoch)):
                 file.add(line.length)
@@ -116,15 +122,25 @@ class PlanLog:
         header = Header(epoch, len(self), len(models), k, tuple(models))
         with writing(path):
             # What a killed driver wrote but never synced is in this plan now, so it must not vanish any more.
-            for file in self._files:
+            for file in self._files if self._mirror is None else ():
                 os.fsync(file.handle)
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             line = header_line(header)
             self._append_file(handle, header, len(line))
             write_all(handle, line)
-            os.fsync(handle)
+            self._make_durable()
             sync_directory(self._layout.plan)
         self._writable = True
+
+    def _make_durable(self) -> None:
+        """Syncs this epoch's file, or sends what was appended to it. Raises OSError."""
+        file, header = self._files[-1], self.header
+        if self._mirror is None or header is None:
+            os.fdatasync(file.handle)
+            return
+        size = os.fstat(file.handle).st_size
+        self._mirror.publish_plan(header.epoch, os.pread(file.handle, size - self._published, self._published))
+        self._published = size
 
     def append(self, round: int, task_id: str, digest: str, body: bytes) -> int:
         """The new slot. Durable after `sync`; the store syncs the plan before it commits rows. Raises RunError."""
@@ -133,7 +149,7 @@ class PlanLog:
         name = quoted(task_id)
         with self._lock:
             if not self._writable:
-                raise RunError(f"the plan in {self._layout.plan} is open for reading only")
+                raise RunError(f"the plan in {named(self._layout.plan)} is open for reading only")
             slot = len(self)
             line = entry_line(slot, round, name, digest, body)
             self._files[-1].add(len(line))
@@ -157,14 +173,14 @@ class PlanLog:
                 if not self._unsynced:
                     return
                 if self._broken:
-                    raise RunError(f"the plan in {self._layout.plan} could not be synced; `rollout resume` the run")
+                    raise RunError(f"{named(self._layout.plan)}: could not be synced; `rollout resume` the run")
                 self._write()
                 self._unsynced = False
             # Slots may be appended meanwhile. After a failed sync the kernel may drop what it could not write, and
             # a second sync would report success: this epoch is over then.
             with writing(self._layout.plan):
                 try:
-                    os.fdatasync(self._files[-1].handle)
+                    self._make_durable()
                 except BaseException:
                     self._broken = self._unsynced = True
                     raise

@@ -23,9 +23,10 @@ from rollout_engine.schema import (
     rollout_ids,
 )
 from rollout_engine.store.compact import current_parts, sort_turns, turns_of
-from rollout_engine.store.files import reading
+from rollout_engine.store.files import open_regular, reading
 from rollout_engine.store.layout import Layout
 from rollout_engine.store.ledger import COLUMNS, Ledger
+from rollout_engine.store.mirrors import named
 from rollout_engine.store.scan import Placed, read_batch, scan_placed
 from rollout_engine.store.traces import TraceReader
 from rollout_engine.store.winners import winning
@@ -79,9 +80,10 @@ def _from_parts(layout: Layout, table: str, read: Callable[[Sequence[Path]], T])
 
 
 def _open_part(path: Path, schema: pa.Schema) -> pq.ParquetFile:
+    open_regular(path).close()
     file = pq.ParquetFile(path)
     if not file.schema_arrow.equals(schema):
-        raise RunError(f"{path}: has another schema than the one that this version writes")
+        raise RunError(f"{named(path)}: has another schema than the one that this version writes")
     return file
 
 
@@ -128,7 +130,7 @@ def _log_turns(layout: Layout, space: KeySpace, rollout_id: str) -> list[Turn]:
         found += [Placed(placed.path, placed.offset, rows.slice(row, 1)) for row in range(len(rows))]
     if not found:
         raise InputError(
-            f"there is no rollout {rollout_id!r}", where=str(layout.root), fix="ids: see rollouts.rollout_id"
+            f"there is no rollout {rollout_id!r}", where=named(layout.root), fix="ids: see rollouts.rollout_id"
         )
     ledger = Ledger(space)
     together = pa.concat_batches([placed.rows for placed in found])

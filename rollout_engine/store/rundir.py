@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +13,24 @@ from rollout_engine.config import RunConfig
 from rollout_engine.errors import InputError, RunError, describe
 from rollout_engine.store.compact import Compaction, compact
 from rollout_engine.store.epochs import Epoch, EpochRecord, live_driver, take_epoch
-from rollout_engine.store.files import TEMPORARY, sync_file, write_exclusive, writing
+from rollout_engine.store.files import TEMPORARY, sync_file, writing
 from rollout_engine.store.layout import Layout
 from rollout_engine.store.ledger import Ledger
 from rollout_engine.store.log import CommitLog
+from rollout_engine.store.mirrors import local_root, mirror_of, named, publish
+from rollout_engine.store.objectlog import ObjectLog
 from rollout_engine.store.planlog import PlanLog
 from rollout_engine.store.read import rollout_turns, rollouts_table, turns_table
 from rollout_engine.store.runinfo import (
     RunInfo,
     RunStatus,
-    config_digest,
     differences,
-    git_state,
     read_info,
-    versions,
 )
 from rollout_engine.store.scan import scan, segments
 from rollout_engine.store.swap import finish
 from rollout_engine.store.winners import winners
 from rollout_engine.types import KeySpace, Turn
-
-_REMOTE = "://"
 
 
 class RunDir:
@@ -45,6 +40,12 @@ class RunDir:
         self.layout = layout
         self.info = info
         self.space = KeySpace(len(info.config.models), info.config.k)
+        self.mirror = mirror_of(layout.root)
+
+    @property
+    def where(self) -> str:
+        """Its directory or URI, for people."""
+        return named(self.layout.root)
 
     @property
     def path(self) -> Path:
@@ -84,10 +85,12 @@ class RunDir:
 
     def start(self) -> RunWriter:
         """Takes the next epoch. The caller closes the writer. Raises InputError where a driver is at work."""
+        if self.mirror is not None:
+            self.mirror.objects.check_exclusive()
         try:
-            _make_rooms(self.layout)
+            make_rooms(self.layout)
         except OSError as error:
-            raise InputError(f"cannot be written: {describe(error)}", where=str(self.path)) from error
+            raise InputError(f"cannot be written: {describe(error)}", where=self.where) from error
         epoch = take_epoch(self.layout.epochs, self.info.config.store.heartbeat_s)
         try:
             return RunWriter(self, epoch)
@@ -104,7 +107,7 @@ class RunDir:
         if changed:
             raise InputError(
                 "the config differs from the run's own in what would mix results:\n    " + "\n    ".join(changed),
-                where=str(self.path),
+                where=self.where,
                 fix="resume with the run's own config, or start a new run directory",
             )
         self.info = self.info.model_copy(update={"config": config})
@@ -120,12 +123,14 @@ class RunWriter:
         self.run = run
         self.epoch = epoch
         layout = run.layout
+        if run.mirror is not None:
+            run.mirror.start_driving(epoch.number, run.info.config.store.patience_s)
         with writing(layout.root):
             for leftover in (*layout.root.glob(TEMPORARY), *layout.epochs.glob(TEMPORARY)):
                 leftover.unlink(missing_ok=True)
             finish(layout)
             # Rows of a killed driver that were never synced count from here on, so they must not vanish any more.
-            for segment in segments(layout):
+            for segment in segments(layout) if run.mirror is None else ():
                 sync_file(segment.path)
         self.plan = PlanLog(layout)
         try:
@@ -135,14 +140,25 @@ class RunWriter:
             self.plan.begin(epoch.number, run.info.config.model_names, run.info.config.k)
         except BaseException:
             self.plan.close()
+            self._leave_mirror()
             raise
-        self._log = CommitLog(layout, epoch.number, run.info.config.store.segment_bytes)
+        self._log = self._make_log()
+
+    def _make_log(self) -> CommitLog | ObjectLog:
+        layout, epoch, spec = self.run.layout, self.epoch.number, self.run.info.config.store
+        if self.run.mirror is None:
+            return CommitLog(layout, epoch, spec.segment_bytes)
+        return ObjectLog(layout, epoch, spec.seal_bytes, self.run.mirror.publish)
+
+    def _leave_mirror(self) -> None:
+        if self.run.mirror is not None:
+            self.run.mirror.stop_driving(self.epoch.number)
 
     def _check_shape(self) -> None:
         header = self.plan.header
         if header is not None and (header.models, header.k) != (self.run.info.config.model_names, self.run.space.k):
             raise RunError(
-                f"{self.run.layout.plan}: planned {header.k} attempts of {', '.join(header.models)}, "
+                f"{named(self.run.layout.plan)}: planned {header.k} attempts of {', '.join(header.models)}, "
                 "which is not what run.json says"
             )
 
@@ -154,6 +170,8 @@ class RunWriter:
         self.epoch.check()
         self.plan.sync()
         self._log.commit(batches)
+        if self.run.mirror is not None:
+            self.epoch.check()  # a put takes its time; whoever took over meanwhile may not have seen these rows
         for batch in batches:
             self.ledger.add(batch)
 
@@ -168,11 +186,16 @@ class RunWriter:
         self.run.info = info.model_copy(update={"status": status, "provenance": facts})
         with writing(self.run.layout.run_json):
             self.run.info.write(self.run.layout.run_json)
+            publish(self.run.layout.run_json)
 
     def compact(self) -> Compaction:
         """Rewrites the Parquet tables from the log. Raises RunError; the old tables stay then."""
         self._log.close()  # its end mark belongs to the log that the tables are made from
-        return compact(self.run.layout, self.run.run_id, self.run.space, check=self.epoch.check)
+        done = compact(self.run.layout, self.run.run_id, self.run.space, check=self.epoch.check)
+        if self.run.mirror is not None:
+            with writing(self.run.path):
+                self.run.mirror.publish_tables()
+        return done
 
     def close(self, status: RunStatus) -> None:
         """Ends the epoch. Safe to call twice; where another driver has taken over, run.json is left to it."""
@@ -184,59 +207,23 @@ class RunWriter:
             if not self.epoch.superseded:
                 self.record(status)
         finally:
+            self._leave_mirror()
             self.epoch.release()
 
 
-def create_run(
-    path: str | os.PathLike[str],
-    config: RunConfig,
-    run_id: str | None = None,
-    provenance: Mapping[str, Any] | None = None,
-) -> RunDir:
-    """Makes a run directory. Raises InputError, with nothing written, where it cannot or must not be made."""
-    layout = Layout(_local(path))
-    if not config.models:
-        raise InputError("a run needs at least one model", where="models", fix="give one with -m NAME=KIND:REST")
-    _refuse_taken(layout)
-    info = _new_info(config, run_id, provenance or {})
-    existed = layout.root.exists()
-    try:
-        layout.root.mkdir(parents=True, exist_ok=True)
-        write_exclusive(layout.run_json, info.encoded())
-        _make_rooms(layout)
-    except FileExistsError:
-        _refuse_taken(layout)
-        raise
-    except OSError as error:
-        if not existed and layout.root.is_dir() and not layout.run_json.exists():
-            layout.root.rmdir()
-        raise InputError(
-            f"cannot be made: {describe(error)}", where=str(layout.root), fix="choose a writable place with -o"
-        ) from error
-    return RunDir(layout, info)
-
-
-def _new_info(config: RunConfig, run_id: str | None, provenance: Mapping[str, Any]) -> RunInfo:
-    now = datetime.now(UTC)
-    return RunInfo(
-        run_id=run_id or f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
-        status="running",
-        created_at=now,
-        config=config,
-        config_digest=config_digest(config),
-        versions=versions(),
-        provenance={"git": git_state(Path()), **provenance},
-    )
-
-
-def _make_rooms(layout: Layout) -> None:
+def make_rooms(layout: Layout) -> None:
     for directory in (layout.epochs, layout.plan, layout.log, layout.traces):
         directory.mkdir(exist_ok=True)
 
 
-def open_run(path: str | os.PathLike[str]) -> RunDir:
-    """Opens a run directory. Raises InputError where it is none, or its run.json is damaged or of another version."""
-    layout = Layout(_local(path))
+def open_run(path: str | os.PathLike[str], *, log: bool = True) -> RunDir:
+    """Opens a run directory, or a URI (of which without `log` only what is small is fetched).
+
+    Raises InputError where it is none, or its run.json is damaged or of another version.
+    """
+    layout = Layout(local_root(path))
+    if (mirror := mirror_of(layout.root)) is not None:
+        mirror.pull(log)
     return RunDir(layout, read_info(layout.run_json))
 
 
@@ -248,32 +235,3 @@ def read_rollouts(run_dir: str | os.PathLike[str], columns: Sequence[str] | None
 def read_turns(run_dir: str | os.PathLike[str], rollout_id: str) -> list[Turn]:
     """The turns of one rollout, in order."""
     return open_run(run_dir).turns(rollout_id)
-
-
-def _local(path: str | os.PathLike[str]) -> Path:
-    if _REMOTE in os.fspath(path):
-        raise InputError(
-            "a run directory is a local or mounted path", where=os.fspath(path), fix="mount the store, or copy the run"
-        )
-    return Path(os.path.abspath(path))  # hosts have another working directory
-
-
-def _refuse_taken(layout: Layout) -> None:
-    """Raises InputError where the path is a run already, or anything else that is not an empty directory."""
-    root = layout.root
-    try:
-        if layout.run_json.exists():
-            raise InputError(
-                "is a run already",
-                where=str(root),
-                fix=f"go on with it by `rollout resume {root}`, or choose another -o",
-            )
-        names = [path.name for path in root.iterdir() if not path.match(TEMPORARY)] if root.exists() else []
-    except OSError as error:
-        raise InputError(f"cannot be used: {describe(error)}", where=str(root), fix="choose another place") from error
-    if names:
-        raise InputError(
-            f"is not empty and no run directory (it holds {sorted(names)[0]!r})",
-            where=str(root),
-            fix="choose a new or an empty directory",
-        )

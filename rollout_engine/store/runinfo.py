@@ -18,12 +18,27 @@ from rollout_engine.config import RunConfig
 from rollout_engine.errors import InputError, describe
 from rollout_engine.schema import SCHEMA_VERSION
 from rollout_engine.specs import Spec
-from rollout_engine.store.files import write_atomic
+from rollout_engine.store.files import read_record, write_atomic
+from rollout_engine.store.mirrors import named
 
 RunStatus: TypeAlias = Literal["running", "finished", "interrupted", "failed"]
 
 _FREE = frozenset(
-    {"ray", "hosts_per_node", "host", "store", "retry", "rewards", "max_cost_usd", "no_progress_s", "plan_ahead"}
+    {
+        "ray",
+        "hosts_per_node",
+        "host",
+        "store",
+        "logs",
+        "metrics",
+        "retry",
+        "rewards",
+        "max_cost_usd",
+        "max_tokens",
+        "no_progress_s",
+        "cluster_s",
+        "plan_ahead",
+    }
 )
 """Fields of the config that change how a run is carried out, not what its rollouts are."""
 
@@ -33,8 +48,12 @@ _FREE_OF_MODEL = frozenset(
         "base_url",  # a server that was started again has another address
         "price_prompt",
         "price_completion",
+        "base_urls",
+        "url_max_concurrency",
         "max_concurrency",
+        "adaptive",
         "requests_per_minute",
+        "tokens_per_minute",
         "call_timeout_s",
         "connect_timeout_s",
         "call_retries",
@@ -67,23 +86,25 @@ class RunInfo(Spec):
 def read_info(path: Path) -> RunInfo:
     """Raises InputError where the file is missing, damaged, edited, or of another version."""
     try:
-        raw = path.read_bytes()
+        raw = read_record(path)
     except OSError as error:
         raise InputError(
             f"is no run directory: run.json cannot be read ({describe(error)})",
-            where=str(path.parent),
+            where=named(path.parent),
             fix="name the directory that `rollout run -o` made",
         ) from error
     try:
         info, digest = _parse(raw, path)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
-            f"is damaged: {_first(error)}", where=str(path), fix="restore it from a copy, or start a new run directory"
+            f"is damaged: {_first(error)}",
+            where=named(path),
+            fix="restore it from a copy, or start a new run directory",
         ) from error
     if digest != info.config_digest:
         raise InputError(
             "its config was edited: it does not match config_digest",
-            where=str(path),
+            where=named(path),
             fix="undo the edit; what may change on resume is given to `rollout resume`",
         )
     return info
@@ -95,7 +116,7 @@ def _parse(raw: bytes, path: Path) -> tuple[RunInfo, str]:
     if found["schema_version"] != SCHEMA_VERSION:
         raise InputError(
             f"has schema version {found['schema_version']!r}, this is {SCHEMA_VERSION!r}",
-            where=str(path),
+            where=named(path),
             fix="use the version of rollout-engine that made it (see `versions` in the file)",
         )
     return RunInfo.model_validate_json(raw), digest_of(found["config"])
@@ -120,11 +141,14 @@ def digest_of(config: Mapping[str, Any]) -> str:
 
 
 def _mixing(config: Mapping[str, Any]) -> dict[str, Any]:
-    models = [
-        {name: value for name, value in model.items() if name not in _FREE_OF_MODEL} for model in config["models"]
-    ]
+    models = [_mixing_of(model) for model in config["models"]]
+    judges = {name: _mixing_of(judge) for name, judge in config.get("judges", {}).items()}
     kept = {name: value for name, value in config.items() if name not in _FREE}
-    return {**kept, "models": models}
+    return {**kept, "models": models, "judges": judges}
+
+
+def _mixing_of(model: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in model.items() if name not in _FREE_OF_MODEL}
 
 
 def differences(old: RunConfig, new: RunConfig) -> list[str]:

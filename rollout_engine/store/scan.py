@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from rollout_engine.errors import RunError, describe
 from rollout_engine.schema import LOG, SCHEMA_VERSION
-from rollout_engine.store.files import reading
+from rollout_engine.store.files import open_regular, reading
 from rollout_engine.store.layout import Layout
+from rollout_engine.store.mirrors import named
 from rollout_engine.store.planfile import headers, slot_limits
 from rollout_engine.types import KeySpace
 
@@ -93,7 +94,7 @@ def read_batch(path: Path, offset: int) -> pa.RecordBatch:
 def _read_placed(path: Path, columns: Iterable[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches with the offsets of their messages."""
     names = list(columns)
-    with reading(path), path.open("rb") as file:
+    with reading(path), open_regular(path) as file:
         if not path.stat().st_size:
             return
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -125,7 +126,7 @@ def _open(path: Path, source: pa.NativeFile, columns: Sequence[str]) -> pa.Recor
         _end_or_raise(path, source, 0, error)
         return None
     if not schema.equals(LOG):
-        raise RunError(f"{path}: its schema is not version {SCHEMA_VERSION} of the log: another version wrote it")
+        raise RunError(f"{named(path)}: its schema is not version {SCHEMA_VERSION} of the log")
     source.seek(0)
     fields = sorted(LOG.get_field_index(name) for name in columns)
     return pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields))
@@ -136,7 +137,7 @@ def _end_or_raise(path: Path, source: pa.NativeFile, position: int, error: Excep
     size = source.size()
     end = _next_message(source, position)
     if end < size:
-        raise RunError(f"{path}: damaged at byte {position} of {size}: {describe(error)}") from error
+        raise RunError(f"{named(path)}: damaged at byte {position} of {size}: {describe(error)}") from error
     # A batch that is torn off is what a kill leaves; one that is all there was hit by more than a kill.
     level = logging.WARNING if end == size else logging.INFO
     logger.log(level, "segment=%s ends in a torn batch, %d bytes are left out", path, size - position)

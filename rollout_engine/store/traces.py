@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from rollout_engine.errors import RunError
 from rollout_engine.schema import TRACE, batch_to_turns, turns_to_batch
-from rollout_engine.store.files import reading, sync_directory, write_all
+from rollout_engine.store.files import read_record, reading, sync_directory, write_all
 from rollout_engine.store.layout import Layout
+from rollout_engine.store.mirrors import named
 from rollout_engine.types import Turn
 
 _LENGTH = struct.Struct("<Q")
@@ -35,8 +36,8 @@ class TraceRef(NamedTuple):
 def sees_run(run_dir: str | os.PathLike[str], run_id: str) -> bool:
     """Whether this machine finds, at that path, the run directory that the driver means."""
     try:
-        raw = json.loads(Layout(Path(run_dir)).run_json.read_bytes())
-    except (OSError, ValueError):
+        raw = json.loads(read_record(Layout(Path(run_dir)).run_json))
+    except (OSError, ValueError, RecursionError):
         return False
     return isinstance(raw, dict) and raw.get("run_id") == run_id
 
@@ -49,7 +50,7 @@ class TraceWriter:
 
     def __init__(self, run_dir: str | os.PathLike[str], host_id: str, epoch: int) -> None:
         self.file = f"{re.sub(r'[^A-Za-z0-9_.-]', '_', host_id).lstrip('.') or 'host'}-{epoch}.bin"
-        self._path = Layout(Path(run_dir)).traces / self.file
+        self.path = Layout(Path(run_dir)).traces / self.file
         self._handle: int | None = None
         self._append_lock = threading.Lock()
         self._sync_lock = threading.Lock()
@@ -70,8 +71,8 @@ class TraceWriter:
     def _append(self, payload: memoryview) -> int:
         if self._handle is None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-            self._handle = os.open(self._path, flags, 0o644)
-            sync_directory(self._path.parent)
+            self._handle = os.open(self.path, flags, 0o644)
+            sync_directory(self.path.parent)
         offset = os.fstat(self._handle).st_size
         write_all(self._handle, _LENGTH.pack(len(payload)))
         write_all(self._handle, payload)
@@ -123,7 +124,7 @@ class TraceReader:
             head = os.pread(handle, _LENGTH.size, offset)
             length: int = _LENGTH.unpack(head)[0] if len(head) == _LENGTH.size else -1
             if not 0 <= length <= os.fstat(handle).st_size - offset - _LENGTH.size:
-                raise RunError(f"{path}: no trace lies at offset {offset}")
+                raise RunError(f"{named(path)}: no trace lies at offset {offset}")
             return length
 
     def read(self, file: str, offset: int, sha256: str) -> pa.RecordBatch:
@@ -133,18 +134,20 @@ class TraceReader:
         with reading(path):
             payload = os.pread(self._open(file), length, offset + _LENGTH.size)
             if hashlib.sha256(payload).hexdigest() != sha256:
-                raise RunError(f"{path}: the trace at offset {offset} is not the one that its row names (sha256)")
+                raise RunError(f"{named(path)}: the trace at offset {offset} is not the one of its row (sha256)")
             batch = pa.ipc.open_stream(pa.py_buffer(payload)).read_next_batch()
             batch.validate(full=True)
             if not batch.schema.equals(TRACE):
-                raise RunError(f"{path}: the trace at offset {offset} has another schema than this version's")
+                raise RunError(f"{named(path)}: the trace at offset {offset} has another schema than this version's")
             return batch
 
     def _open(self, file: str) -> int:
         if file in ("", ".", "..") or "/" in file or "\0" in file:
-            raise RunError(f"trace file {file!r} is not a plain name under {self._traces}")
+            raise RunError(f"trace file {file!r} is not a plain name under {named(self._traces)}")
         if file not in self._handles:
-            self._handles[file] = os.open(self._traces / file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            self._handles[file] = os.open(
+                self._traces / file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            )
         return self._handles[file]
 
 

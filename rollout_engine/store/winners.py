@@ -9,6 +9,7 @@ import pyarrow as pa
 from rollout_engine.errors import RunError
 from rollout_engine.store.layout import Layout
 from rollout_engine.store.ledger import COLUMNS, Ledger
+from rollout_engine.store.mirrors import named
 from rollout_engine.store.scan import scan
 from rollout_engine.types import KeySpace
 
@@ -38,7 +39,7 @@ def _check_keys(layout: Layout, batch: pa.RecordBatch) -> None:
     keys = batch.column("key")
     numbers = keys.to_numpy(zero_copy_only=False)
     if keys.null_count or numbers.min() < 0 or numbers.max() > _MAX_KEY:
-        raise RunError(f"{layout.log}: a row has no usable key; the log was not written by this engine, or was edited")
+        raise RunError(f"{named(layout.log)}: a row has no usable key; the log was edited, or is another program's")
 
 
 def winning(layout: Layout, space: KeySpace, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -12,7 +12,11 @@ from rollout_engine.verifiers.workshop import Workshop
 
 VERIFIERS: dict[str, str] = {
     "code": "rollout_engine.verifiers.code:Code",
+    "composite": "rollout_engine.verifiers.composite:Composite",
+    "hybrid": "rollout_engine.verifiers.hybrid:Hybrid",
+    "judge": "rollout_engine.verifiers.judge:Judge",
     "match": "rollout_engine.verifiers.match:Match",
+    "math": "rollout_engine.verifiers.maths:Math",
     "script": "rollout_engine.verifiers.script:Script",
 }
 """`type` -> `module:attribute` of a factory `(spec, *, timeout_s) -> Verifier`, which raises InputError about a
@@ -40,6 +44,6 @@ def make_verifier(spec: Mapping[str, Any], *, timeout_s: float = 300.0, workshop
     return cast("Verifier", factory(spec, timeout_s=timeout_s, **shared))
 
 
-def check_verifier(spec: Mapping[str, Any]) -> None:
-    """Raises InputError naming the field where a verifier could not be made from the spec."""
-    make_verifier(spec)
+def check_verifier(spec: Mapping[str, Any]) -> Verifier:
+    """What the spec describes, only to look at. Raises InputError naming the field where it cannot be made."""
+    return make_verifier(spec)

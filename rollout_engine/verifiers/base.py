@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from rollout_engine.sandboxes.base import Sandbox
@@ -28,3 +29,15 @@ class Verifier(Protocol):
 def takes_sandbox(verifier: Verifier) -> bool:
     """Whether `verify` wants a sandbox."""
     return verifier.isolation is not Isolation.PURE and getattr(verifier, "takes_sandbox", True)
+
+
+def parts_of(verifier: Verifier) -> Iterator[Verifier]:
+    """It, and the verifiers that it is made of (its `parts`), and theirs."""
+    yield verifier
+    for part in getattr(verifier, "parts", ()):
+        yield from parts_of(part)
+
+
+def judges_of(verifier: Verifier) -> list[str | None]:
+    """The judges that it may ask, by name; None stands for the run's only one."""
+    return [part.judge for part in parts_of(verifier) if hasattr(part, "judge")]

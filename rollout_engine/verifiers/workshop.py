@@ -12,6 +12,7 @@ from rollout_engine.verifiers.interpreter import find_python
 
 if TYPE_CHECKING:
     from rollout_engine.verifiers.code.warm import WarmVerifier
+    from rollout_engine.verifiers.maths.pool import MathPool
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class Workshop:
         self._warm: WarmVerifier | None = None
         self._starting: asyncio.Task[bool] | None = None
         self._without_warm = not warm
+        self._maths: MathPool | None = None
         self._pythons: dict[tuple[object, ...], list[str]] = {}
 
     async def warm(self) -> WarmVerifier | None:
@@ -38,6 +40,14 @@ class Workshop:
         if self._starting is None:
             self._starting = asyncio.create_task(self._start_warm())
         return self._warm if await asyncio.shield(self._starting) else None
+
+    def maths(self) -> MathPool:
+        """The processes that compare mathematical expressions; each is started when it is needed."""
+        if self._maths is None:
+            from rollout_engine.verifiers.maths.pool import MathPool
+
+            self._maths = MathPool()
+        return self._maths
 
     async def _start_warm(self) -> bool:
         from rollout_engine.verifiers.code.warm import WarmVerifier
@@ -74,6 +84,8 @@ class Workshop:
             await asyncio.wait({self._starting})
         if self._warm is not None:
             await self._warm.close()
+        if self._maths is not None:
+            await self._maths.close()
         if self._bare is not None:
             await self._bare.close()
 

@@ -142,3 +142,25 @@ def test_on_a_terminal_the_progress_is_a_block_that_goes_away(tmp_path: Path) ->
     assert "━".encode() in seen
     assert b"3 running" in seen
     assert b"\x1b[2K" in seen
+
+
+def test_a_run_that_is_stuck_says_by_what_and_where_its_state_is(inside: Inside) -> None:
+    write_tasks(inside.folder / "tasks.jsonl", 2)
+    (inside.folder / "stuck.toml").write_text("no_progress_s = 1.0\n")
+    slow = ("-m", "m=scripted:latency_ms=900000", "--config", "stuck.toml")
+    done = inside("run", "tasks.jsonl", *slow, "-o", "a", *FAST)
+    assert done.code == 1
+    assert "nothing has gone forward for 1 s (no_progress_s); the whole state is in" in done.err
+    assert "agent, waits for call 1 to model m" in done.err
+    assert "Traceback" not in done.err
+    assert "m/0/sum-0: agent" in (inside.folder / "a" / "stuck-1.txt").read_text()
+
+
+def test_a_spent_budget_of_tokens_is_told_and_its_rows_name_it(inside: Inside) -> None:
+    write_tasks(inside.folder / "tasks.jsonl", 40)
+    wordy = ("-m", "wordy=scripted:tokens=1000,latency_ms=200")
+    done = inside("run", "tasks.jsonl", *wordy, "--max-tokens", "3000", "--slots", "2", "-o", "a", "--json", *FAST)
+    assert done.code == 1
+    assert done.document["rows"] == 40
+    assert done.document["failures"] == {"cancel:BudgetSpent": done.document["cancelled"]}
+    assert "budget of 3,000 tokens is spent" in done.err

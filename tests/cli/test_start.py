@@ -17,7 +17,7 @@ from tests.cli.inside import Inside
 from tests.cli.rollout import rollout
 
 HELP_CPU_S = 0.3
-COMMANDS = ("run", "resume", "rewards", "show", "tasks check", "serve-model", "doctor")
+COMMANDS = ("run", "resume", "status", "top", "rewards", "show", "tasks check", "serve-model", "doctor")
 HEAVY = ("ray", "docker", "httpx", "aiohttp", "pyarrow", "pydantic", "numpy", "rich")
 
 

@@ -92,8 +92,19 @@ def test_without_a_shell_or_a_script_it_talks() -> None:
     here = script_context()
     plain = replace(here, script=None, solution="42")
     assert scripted().play(PROMPT, Sampling(), SHELL, plain).answer.message["content"] == "42"
-    other = (ToolSpec("bash", "", {}),)
+    other = (ToolSpec("browser", "", {}),)
     assert scripted(skill=0).play(PROMPT, Sampling(), other, here).answer.message["content"]
+
+
+@pytest.mark.parametrize(
+    ("tool", "argument"), [("bash", "command"), ("Bash", "command"), ("exec_command", "cmd"), ("shell", "command")]
+)
+def test_it_acts_by_the_shell_of_any_agent_program(tool: str, argument: str) -> None:
+    schema = {"properties": {argument: {}, "why": {}, "timeout": {}}, "required": [argument, "why"]}
+    tools = (ToolSpec("edit", "", {}), ToolSpec(tool, "", schema))
+    [call] = scripted().play(PROMPT, Sampling(), tools, script_context()).answer.message["tool_calls"]
+    assert call["function"]["name"] == tool
+    assert set(json.loads(call["function"]["arguments"])) == {argument, "why"}
 
 
 def test_faults_and_tokens_are_those_of_any_answer() -> None:

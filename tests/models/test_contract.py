@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_engine.config import ModelSpec
+from rollout_engine.config import KEY_VARIABLES, ModelSpec
 from rollout_engine.errors import ModelMissingAnswer, ModelTimeout
 from rollout_engine.models import ModelClient, make_client
 from rollout_engine.models.server import ModelServer
@@ -37,21 +37,33 @@ def replay_spec(folder: Path) -> ModelSpec:
 
 
 @contextlib.asynccontextmanager
-async def over_http(spec: ModelSpec) -> AsyncIterator[ModelClient]:
+async def over_http(spec: ModelSpec, kind: str = "openai") -> AsyncIterator[ModelClient]:
     async with ModelServer({"m": spec}, solutions={**ANSWERS, "long": LONG}) as server:
         made = make_client(
-            ModelSpec(name="m", kind="openai", model="m", base_url=server.url, seed_header=True, call_retries=0)
+            ModelSpec.model_validate(
+                {
+                    "name": "m",
+                    "kind": kind,
+                    "model": "m",
+                    "base_url": server.url,
+                    "seed_header": True,
+                    "call_retries": 0,
+                }
+            )
         )
         yield made
         await made.close()
 
 
-@pytest.fixture(params=["scripted", "replay", "scripted over http", "replay over http"])
+KINDS = ["scripted", "replay", *(f"{local} over {kind}" for local in ("scripted", "replay") for kind in KEY_VARIABLES)]
+
+
+@pytest.fixture(params=KINDS)
 async def model(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ModelClient]:
     kind: str = request.param
     spec = scripted_spec() if kind.startswith("scripted") else replay_spec(tmp_path)
-    if kind.endswith("http"):
-        async with over_http(spec) as made:
+    if " over " in kind:
+        async with over_http(spec, kind.rpartition(" ")[2]) as made:
             yield made
     else:
         made = make_client(spec)

@@ -15,7 +15,7 @@ from rollout_engine.config import ModelSpec
 from rollout_engine.errors import InputError
 from rollout_engine.models import check_model, make_client
 from rollout_engine.models.local import LocalClient
-from rollout_engine.models.openai import OpenAIClient
+from rollout_engine.models.remote import RemoteClient
 
 made_with: list[Any] = []
 
@@ -34,7 +34,7 @@ def test_importing_the_package_loads_no_http_client() -> None:
 def test_each_kind_has_its_client() -> None:
     assert isinstance(make_client(ModelSpec(name="m", kind="scripted")), LocalClient)
     openai = ModelSpec(name="m", kind="openai", model="gpt", base_url="https://host/v1")
-    assert isinstance(make_client(openai, api_key="k"), OpenAIClient)
+    assert isinstance(make_client(openai, api_key="k"), RemoteClient)
 
 
 def test_a_kind_of_ones_own_is_called_with_spec_and_key() -> None:
@@ -81,7 +81,8 @@ def test_a_bad_spec_is_told_where_what_and_how(fields: dict[str, Any], field: st
 def test_an_unknown_kind_lists_the_kinds() -> None:
     spec = ModelSpec.model_construct(name="m", kind="gpt")
     for call in (check_model, make_client):
-        with pytest.raises(InputError, match="openai, replay, scripted, or module:attribute") as caught:
+        known = "openai, responses, anthropic, gemini, replay, scripted, or module:attribute"
+        with pytest.raises(InputError, match=known) as caught:
             call(spec)
         assert caught.value.where == "models.m.kind"
 

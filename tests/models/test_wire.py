@@ -91,7 +91,7 @@ def test_a_streamed_answer_survives_the_wire_however_it_is_cut(completion: Compl
         got += splitter.feed(stream[start : start + size])
     assert list(splitter.end()) == []
     assert got == [*events, DONE]
-    texts = [assembler.add(json.loads(event)) for event in events]
+    texts = [assembler.add(json.loads(event)).content for event in events]
     assert "".join(texts) == (completion.message["content"] or "")
     whole = assembler.completion()
     if completion.completion_token_ids == [] or completion.logprobs == []:

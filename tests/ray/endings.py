@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Task
 from rollout_engine.types import Isolation, Score, StopReason, Trajectory
 
+BLOCK_S = 4.0
+
 
 def end(how: str | None) -> None:
     if how == "SystemExit":
@@ -20,6 +23,8 @@ def end(how: str | None) -> None:
         raise KeyboardInterrupt
     if how == "os._exit":
         os._exit(7)
+    if how == "block":
+        time.sleep(BLOCK_S)
 
 
 class Agent(SingleTurn):

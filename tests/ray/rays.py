@@ -55,8 +55,12 @@ async def until(condition: Callable[[], T], what: str, seconds: float = 30.0) ->
 
 
 def blocking_until(condition: Callable[[], T], what: str, seconds: float = 30.0) -> T:
-    """`until` for tests without an event loop."""
-    return asyncio.run(until(condition, what, seconds))
+    """`until` for what waits without an event loop, or holds its own up."""
+    ends = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < ends, f"not within {seconds:g} s: {what}"
+        time.sleep(POLL_S)
+    return found
 
 
 def alive(pids: Iterable[int]) -> list[int]:

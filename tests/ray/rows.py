@@ -24,9 +24,9 @@ def essence_of(run_dir: Path) -> list[tuple[Any, ...]]:
     return essence(read_rollouts(run_dir))
 
 
-async def undisturbed(config: RunConfig, tasks: int) -> list[tuple[Any, ...]]:
+async def undisturbed(config: RunConfig, tasks: int, **fields: Any) -> list[tuple[Any, ...]]:
     """The same run in-process, where nothing happens to it."""
     async with RolloutEngine(config=config, ray="off") as engine:
-        await engine.finish(make_tasks(tasks))
+        await engine.finish(make_tasks(tasks, **fields))
         await engine.close()
         return essence(engine.tables().rollouts)

@@ -46,7 +46,7 @@ async def test_a_host_that_falls_silent_is_given_up_and_ended(
     shared_ray: SharedRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGSTOP: the process is there, and says nothing. Its work is done elsewhere, also if it wakes up again."""
-    monkeypatch.setattr("rollout_engine.driver.EXCHANGE_GRACE_S", 1.0)
+    monkeypatch.setattr("rollout_engine.serving.EXCHANGE_GRACE_S", 1.0)
     config = make_config(
         scripted(skill=0.5, latency_ms=100), ray="auto", k=4, seed=5, host={"slots": 10, "lease_s": 2.0}
     )

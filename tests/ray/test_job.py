@@ -13,12 +13,15 @@ import socket
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rollout_engine.store.rundir import open_run, read_rollouts
+from tests.cli.rollout import rollout, write_tasks
 from tests.helpers import make_config
 from tests.ray.rays import ROOT, alive, blocking_until, descendants
 
@@ -39,6 +42,7 @@ def environment() -> Iterator[dict[str, str]]:
     (folder / "token").write_text(secrets.token_hex(16))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token"), "PYTHONPATH": str(ROOT)}
+    environment["PATH"] = f"{RAY.parent}:{environment['PATH']}"  # `python` on a node is the one that has the package
     # The standard ones are those of any other Ray on this machine.
     ports = [
         f"--port={free_port()}",
@@ -58,7 +62,7 @@ def environment() -> Iterator[dict[str, str]]:
         ready = (port, agent)
         blocking_until(lambda: all(map(listens, ready)) or head.poll() is not None, "the job server listens", 60)
         assert head.poll() is None, (folder / "log").read_text()
-        yield {**environment, "RAY_ADDRESS": f"http://127.0.0.1:{port}"}
+        yield {**environment, "RAY_ADDRESS": f"http://127.0.0.1:{port}", "AGENT": f"http://127.0.0.1:{agent}"}
     finally:
         below = [head.pid, *descendants(head.pid)]
         for pid in below:
@@ -93,3 +97,46 @@ def test_a_submitted_driver_runs_on_the_cluster_it_was_submitted_to(
     assert "Started a local Ray" not in submitted.stdout
     assert read_rollouts(tmp_path / "run").num_rows == 3
     assert open_run(tmp_path / "run").info.status == "finished"
+
+
+def test_a_detached_run_is_handed_to_the_job_server_and_can_be_watched(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    write_tasks(tmp_path / "tasks.jsonl")
+    command = ("run", "tasks.jsonl", "-m", "a=scripted:skill=1", "-k", "2", "--sandbox", "none")
+    command = (*command, "--ray", environment["RAY_ADDRESS"], "-o", str(tmp_path / "run"), "--detach", "--json")
+    submitted = rollout(*command, cwd=tmp_path, env=environment)
+    assert submitted.code == 0, submitted.err
+    job = submitted.document["job"]
+    waited = [RAY, "job", "logs", "--follow", job]
+    followed = subprocess.run(waited, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert (tmp_path / "run" / "run.json").exists(), followed.stdout
+    assert read_rollouts(tmp_path / "run").num_rows == 12, followed.stdout
+    attached = rollout("attach", str(tmp_path / "run"), "--json", cwd=tmp_path)
+    assert (attached.code, attached.document["status"]) == (0, "finished")
+
+
+def test_a_job_server_that_is_not_there_or_wants_another_token_is_told(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    write_tasks(tmp_path / "tasks.jsonl", 1)
+    command = ("run", "tasks.jsonl", "-m", "a=scripted:skill=1", "-o", str(tmp_path / "run"))
+    server = environment["RAY_ADDRESS"]
+    wrong = {**environment, "RAY_AUTH_TOKEN": secrets.token_hex(16)}
+    for address, env in (("http://127.0.0.1:1", environment), (server, wrong)):
+        done = rollout(*command, "--detach", "--ray", address, cwd=tmp_path, env=env)
+        assert (done.code, f"the job server at {address} does not take the job" in done.err) == (2, True), done.err
+        assert wrong["RAY_AUTH_TOKEN"] not in done.err
+    done = rollout(*command, "--ray", server, cwd=tmp_path, env=environment)
+    assert (done.code, "is a job server" in done.err) == (2, True)
+
+
+def test_the_probes_of_the_manifests_are_answered_without_a_token(environment: dict[str, str]) -> None:
+    cluster = yaml.safe_load((ROOT / "deploy" / "raycluster.yaml").read_text())["spec"]
+    groups = {"8265": cluster["headGroupSpec"], "52365": cluster["workerGroupSpecs"][0]}
+    here = {"8265": environment["RAY_ADDRESS"], "52365": environment["AGENT"]}
+    for port, group in groups.items():
+        probe = group["template"]["spec"]["containers"][0]["readinessProbe"]["httpGet"]
+        assert str(probe["port"]) == port
+        with urllib.request.urlopen(f"{here[port]}{probe['path']}", timeout=10) as answer:
+            assert answer.status == 200

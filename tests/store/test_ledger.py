@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rollout_engine.schema import LOG
 from rollout_engine.scores import Kind
+from rollout_engine.spending import Used
 from rollout_engine.store import Ledger
 from rollout_engine.types import KeySpace, RolloutRecord
 
@@ -83,7 +84,7 @@ def test_kinds_and_sums() -> None:
         )
     )
     assert [ledger.kind(key) for key in range(6)] == [1, 2, 3, 4, 3, 0]
-    assert (ledger.rows, ledger.cost_usd, ledger.prompt_tokens, ledger.completion_tokens) == (5, 1.0, 50, 10)
+    assert (ledger.rows, ledger.used) == (5, Used(50, 10, 1.0))
     assert ledger.todo(range(6)) == [(5, 0)]
     assert ledger.todo(range(6), frozenset({Kind.FAILED})) == [(2, 1), (4, 1), (5, 0)]
     assert ledger.todo(range(10**7, 10**7 + 2)) == [(10**7, 0), (10**7 + 1, 0)]

@@ -1,48 +1,21 @@
-"""Places where verifiers run in these tests: sandboxes as root and as an ordinary user, and the warm verifier."""
+"""Places where verifiers run in these tests: sandboxes as root, as an ordinary user and on docker, and the warm one."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator
 
 import pytest
 
 from rollout_engine.errors import SandboxUnavailable
-from rollout_engine.sandboxes import make_provider
-from rollout_engine.sandboxes.base import SandboxProvider, SandboxSpec
+from rollout_engine.sandboxes.base import SandboxProvider
 from rollout_engine.verifiers.code.warm import WarmVerifier
 from rollout_engine.verifiers.workshop import Workshop
-
-ORDINARY_USER = 61_234
-"""An id that nobody has."""
+from tests.sandboxes.backends import ISOLATING, absent, run_as, working
 
 
-def absent(reason: str) -> None:
-    """Skips, except where ROLLOUT_REQUIRE says that everything must be there."""
-    if os.environ.get("ROLLOUT_REQUIRE") == "1":
-        pytest.fail(f"ROLLOUT_REQUIRE=1: {reason}")
-    pytest.skip(reason)
-
-
-def run_as(kind: str) -> int | None:
-    if os.geteuid() != 0 and kind == "root":
-        absent("needs root")
-    return ORDINARY_USER if kind == "user" and os.geteuid() == 0 else None
-
-
-async def namespaces(kind: str) -> SandboxProvider:
-    provider = make_provider("namespace", run_as=run_as(kind))
-    try:
-        await (await provider.open(SandboxSpec())).close()
-    except SandboxUnavailable as error:
-        await provider.close()
-        absent(str(error))
-    return provider
-
-
-@pytest.fixture(params=["root", "user"])
+@pytest.fixture(params=ISOLATING)
 async def provider(request: pytest.FixtureRequest) -> AsyncIterator[SandboxProvider]:
-    made = await namespaces(request.param)
+    made = await working(request.param)
     yield made
     await made.close()
 

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from rollout_engine.agents.tools.base import ToolError
 from rollout_engine.agents.tools.mcp_stdio import Link, stdio
-from rollout_engine.errors import InfraError, SetupError, describe
+from rollout_engine.errors import InfraError, SetupError, SetupTimeout, describe
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import ToolTaskSpec
 from rollout_engine.types import ToolSpec
@@ -49,7 +49,7 @@ class McpServer:
             async with limit:
                 listed = await ready
         except TimeoutError:
-            raise SetupError(f"MCP server {self._name!r} did not list its tools in {self._timeout_s:g} s") from None
+            raise SetupTimeout(f"MCP server {self._name!r} did not list its tools in {self._timeout_s:g} s") from None
         except InfraError:
             raise
         except Exception as error:

@@ -69,7 +69,7 @@ async def _receive(stream: Stream, to_client: MemoryObjectSendStream[Incoming], 
             if stray > MAX_STRAY_LINES:
                 link.ended = f"it wrote more than {MAX_STRAY_LINES} lines that are no messages"
                 return
-        link.ended = await _ending(stream)
+        link.ended = await _ending(stream, "closed its output")
     except InfraError as fault:
         link.fault = fault
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):  # the session has ended first
@@ -90,14 +90,15 @@ async def _hand_on(line: bytes, to_client: MemoryObjectSendStream[Incoming]) -> 
     return True
 
 
-async def _ending(stream: Stream) -> str:
+async def _ending(stream: Stream, alive: str) -> str:
+    """How the server ended; `alive` where it has not."""
     for _ in range(_LOOKS):  # a program's output ends a little before the program
         status = await stream.poll()
         if status.exit_code is not None:
             break
         await asyncio.sleep(_LOOK_S)
     said = status.stderr[-500:].decode(errors="replace").strip()
-    how = "closed its output" if status.exit_code is None else f"ended with exit code {status.exit_code}"
+    how = alive if status.exit_code is None else f"ended with exit code {status.exit_code}"
     return f"it {how}" + (f": {said}" if said else "")
 
 
@@ -108,15 +109,24 @@ async def _send(
     link: Link,
 ) -> None:
     try:
-        async for message in from_client:
-            line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-            await stream.write(line.encode("utf-8", "replace") + b"\n")
+        if not await _write_all(stream, from_client):
+            # Where the server has ended the reader may see it later; one that only closed its input is no use.
+            how = await _ending(stream, "reads no further")
+            link.ended = link.ended or how
+            to_client.close()
     except InfraError as fault:
         link.fault = fault
         to_client.close()
-    except BrokenPipeError:
-        # Where the server has ended the reader sees it too, and says why; one that only closed its input is no use.
-        link.ended = link.ended or "it reads no further"
-        to_client.close()
     finally:
         from_client.close()
+
+
+async def _write_all(stream: Stream, from_client: MemoryObjectReceiveStream[SessionMessage]) -> bool:
+    """Whether the server took all until the session's end."""
+    try:
+        async for message in from_client:
+            line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
+            await stream.write(line.encode("utf-8", "replace") + b"\n")
+    except BrokenPipeError:
+        return False
+    return True

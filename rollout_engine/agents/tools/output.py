@@ -5,6 +5,9 @@ from __future__ import annotations
 from rollout_engine.sandboxes.base import MAX_OUTPUT_BYTES
 from rollout_engine.types import ExecResult
 
+_KILLED = (-9, 137)
+"""As the kernel says it, and as a shell does."""
+
 
 def shell_output(result: ExecResult) -> bytes:
     """Standard output, standard error, and how it ended."""
@@ -35,6 +38,7 @@ def _joined(result: ExecResult, ending: str) -> bytes:
 
 
 def _ending(result: ExecResult) -> str:
-    if result.oom:
+    if result.oom and result.exit_code in _KILLED:
         return "[killed: out of memory]"
-    return f"[exit code {result.exit_code}]" if result.exit_code >= 0 else f"[killed by signal {-result.exit_code}]"
+    how = f"exit code {result.exit_code}" if result.exit_code >= 0 else f"killed by signal {-result.exit_code}"
+    return f"[{how}; out of memory: something in it was killed]" if result.oom else f"[{how}]"

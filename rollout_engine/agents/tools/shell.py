@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rollout_engine.agents.tools.base import ToolError
 from rollout_engine.agents.tools.output import cut_output, shell_output, tool_output
-from rollout_engine.errors import ExecTimeout
+from rollout_engine.errors import ExecTimeout, LimitReached
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import ToolTaskSpec
-from rollout_engine.types import ExecResult, ToolSpec
+from rollout_engine.types import ExecResult, StopReason, ToolSpec
 
+START_TRIES, START_PAUSE_S = 5, 0.5
+"""A command that finds no process left is started again this often, so long (s) after the last time."""
 MAX_COMMAND_BYTES = 120_000
 """Linux takes at most 128 KiB for one argument of a program."""
 
@@ -62,8 +65,17 @@ class Command:
 async def run(
     sandbox: Sandbox, command: str, stdin: bytes | None, timeout_s: float, shown: Callable[[ExecResult], bytes]
 ) -> bytes:
-    """A command's result as `shown`; where it met its limit, what it wrote until then."""
-    try:
-        return shown(await sandbox.exec(["sh", "-c", command], stdin=stdin, timeout_s=timeout_s))
-    except ExecTimeout as late:
-        return cut_output(late.partial, timeout_s)
+    """A command's result as `shown`; where it met its limit, what it wrote until then.
+
+    Raises LimitReached where what earlier commands left running leaves no process for this one, and does not end.
+    """
+    for tries_left in reversed(range(START_TRIES)):
+        try:
+            result = await sandbox.exec(["sh", "-c", command], stdin=stdin, timeout_s=timeout_s)
+        except ExecTimeout as late:
+            return cut_output(late.partial, timeout_s)
+        if not result.crowded:
+            return shown(result)
+        if tries_left:
+            await asyncio.sleep(START_PAUSE_S)
+    raise LimitReached(StopReason.PROCESS_LIMIT)

@@ -19,6 +19,9 @@ _IDLE = ["sleep", "2147483647"]
 SCRATCH = "/tmp"
 _SCRATCH_SHARE = 4
 """Of a limited disk, one part in so many is /tmp, the rest the working directory."""
+_SHM_BYTES, _SHM_SHARE, _DISK_SHARE = 64 * 2**20, 4, 2
+"""Files in memory are within the memory limit, and no kill frees them: /dev/shm is at most so large and one part in so
+many of the memory, a limited disk one part in two, so that filling them never leaves the supervisor without any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Body:
             network_mode=self.network,
             mem_limit=spec.memory_bytes,
             memswap_limit=spec.memory_bytes,
+            shm_size=min(_SHM_BYTES, spec.memory_bytes // _SHM_SHARE),
             nano_cpus=int(spec.cpus * 1e9),
             pids_limit=spec.processes,
             cap_drop=DROPPED_CAPABILITIES,
@@ -76,6 +80,7 @@ class Body:
 
     def _mounts(self) -> list[Mount]:
         mounts = _limited_disk(self.spec, self.labels) if self.spec.require_limits else []
+        mounts += [Mount(at, path, type="bind", read_only=True) for path, at in self.spec.mounts]
         if self.supervisor is not None:
             mounts.append(Mount(supply.FOLDER, self.supervisor, read_only=True))
         return mounts
@@ -87,8 +92,9 @@ def _limited_disk(spec: SandboxSpec, labels: Mapping[str, str]) -> list[Mount]:
     Storage drivers hold no quota on ordinary file systems. Volumes, not tmpfs mounts: the archive API sees them. They
     start empty (`archive.fill` puts in what the image has there), and are anonymous, so they go with the container.
     """
-    scratch = spec.disk_bytes // _SCRATCH_SHARE
-    parts = {spec.workdir: spec.disk_bytes - scratch, SCRATCH: scratch}
+    disk = min(spec.disk_bytes, spec.memory_bytes // _DISK_SHARE)
+    scratch = disk // _SCRATCH_SHARE
+    parts = {spec.workdir: disk - scratch, SCRATCH: scratch}
     return [_volume(path, size, spec.inodes // len(parts), labels) for path, size in parts.items()]
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from docker.errors import APIError, DockerException
 from requests.exceptions import RequestException, Timeout
 
-from rollout_engine.errors import SandboxDied, SandboxError, SandboxStartError, SandboxUnavailable, clip
+from rollout_engine.errors import (
+    SandboxDied,
+    SandboxError,
+    SandboxOutOfMemory,
+    SandboxStartError,
+    SandboxUnavailable,
+    clip,
+)
 
 UNREACHABLE_FIX = "start the Docker daemon, or set DOCKER_HOST to where it listens"
 
@@ -42,6 +49,10 @@ def explanation(error: APIError) -> str:
 
 def died(name: str, why: str = "its container is gone") -> SandboxDied:
     return SandboxDied(f"docker: sandbox {name} has ended: {why}")
+
+
+def out_of_memory(name: str) -> SandboxOutOfMemory:
+    return SandboxOutOfMemory(f"docker: sandbox {name} was ended by the kernel: out of the memory that it may use")
 
 
 def image_missing(image: str) -> DockerImageMissing:

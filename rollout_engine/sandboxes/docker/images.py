@@ -22,6 +22,7 @@ from rollout_engine.sandboxes.base import SandboxSpec
 from rollout_engine.sandboxes.docker.engine import Engine
 from rollout_engine.sandboxes.docker.failures import image_missing, translate
 from rollout_engine.sandboxes.docker.owner import MADE
+from rollout_engine.sandboxes.imagefile import open_image
 
 IMPORTED = "rollout-imported"
 PREPARED_REPOSITORY = "rollout-prepared"
@@ -114,6 +115,7 @@ class Images:
             try:
                 return await self.named(tag)
             except SandboxStartError:
+                await asyncio.to_thread(_refuse_image, source)
                 await self._engine.ask("import", lambda api: _import(api, source, tag, self._labels))
             return await self.named(tag)
 
@@ -139,6 +141,14 @@ def _fingerprint(source: Path) -> str:
         found = path.lstat()
         digest.update(f"{path.relative_to(source)}\0{found.st_mode}\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]
+
+
+def _refuse_image(source: Path) -> None:
+    """An image's layers are no root: imported like one they would make a container of blobs."""
+    with open_image(str(source)) as image:
+        if image is not None:
+            fix = f"`docker load -i {source}` it on every node, and name it as the task's `image`"
+            raise SandboxStartError(f"docker: {source} is a saved image, not a root; {fix}")
 
 
 def _import(api: APIClient, source: Path, tag: str, labels: Mapping[str, str]) -> None:

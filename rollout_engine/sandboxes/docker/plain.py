@@ -60,7 +60,8 @@ class PlainExecutor:
 
     def __init__(self, engine: Engine, container: str, name: str, user: str) -> None:
         self._engine, self._container, self.name, self._user = engine, container, name, user
-        self._oom_kills = 0
+        self._kernel_kills = 0
+        self.oom_kills = 0
 
     async def spawn(self, command: Command) -> Running:
         if any("\0" in part for part in command.argv):
@@ -114,7 +115,8 @@ class PlainExecutor:
         if not text.startswith(b"ran\n"):
             raise died(self.name, "its container was killed")
         kills = sum(int(count) for count in re.findall(rb"^oom_kill (\d+)$", text, re.MULTILINE))
-        known, self._oom_kills = self._oom_kills, kills
+        known, self._kernel_kills = self._kernel_kills, kills
+        self.oom_kills += kills > known
         return kills > known
 
     async def _ask(self, script: str) -> bytes:

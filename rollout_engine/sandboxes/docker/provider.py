@@ -12,7 +12,7 @@ from docker import APIClient
 from docker.errors import APIError, NotFound
 
 from rollout_engine.errors import SandboxError, SandboxStartError, SandboxUnavailable, crossing
-from rollout_engine.sandboxes.base import Recipe, SandboxSpec
+from rollout_engine.sandboxes.base import Recipe, SandboxSpec, check_mounts
 from rollout_engine.sandboxes.docker import archive, owner, supply
 from rollout_engine.sandboxes.docker.archive import Layer
 from rollout_engine.sandboxes.docker.body import Body, limits_enforced, unenforceable
@@ -76,6 +76,9 @@ class DockerProvider:
         if self._closing is not None:
             raise SandboxUnavailable("docker: this provider was closed")
         info = await self._ready()
+        check_mounts(spec)
+        if spec.mounts and not self._engine.is_local:
+            raise SandboxUnavailable("docker: directories of this node cannot be mounted by a daemon elsewhere")
         if spec.require_limits and (lacking := unenforceable(info)):
             raise SandboxStartError(f"docker: this daemon cannot hold the required limits: {', '.join(lacking)}")
         image, over = await self._layers.resolve(spec)
@@ -117,14 +120,10 @@ class DockerProvider:
             await asyncio.gather(
                 *(sandbox.close() for sandbox in self._open_ones), *self._behind, return_exceptions=True
             )
-            mine = str(self._owner)
-            run = self._labels[owner.RUN]
+            mine = self._labels.items()
             await reap(
                 self._engine,
-                lambda found: (
-                    (found.get(owner.OWNER), found.get(owner.RUN)) == (mine, run)
-                    or owner.is_orphan(found, self._engine.is_local)
-                ),
+                lambda found: mine <= found.items() or owner.is_orphan(found, self._engine.is_local),
             )
         except SandboxUnavailable as error:
             log.warning("docker: nothing could be removed at the end: %s", error)
@@ -221,7 +220,13 @@ class DockerProvider:
             await self._start(container)
             return PlainExecutor(self._engine, container, body.name, user)
         return await SupervisedExecutor.open(
-            self._engine, container, body.name, user=user, env=body.environment(), start=lambda: self._start(container)
+            self._engine,
+            container,
+            body.name,
+            user=user,
+            env=body.environment(),
+            memory=body.spec.memory_bytes,
+            start=lambda: self._start(container),
         )
 
     async def _supervisor(self, image: Image) -> str | None:

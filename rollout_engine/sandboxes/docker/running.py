@@ -25,6 +25,8 @@ class Ending(NamedTuple):
 
     exit_code: int
     oom: bool = False
+    crowded: bool = False
+    """It was never started, for want of a process."""
 
 
 class Running(Protocol):
@@ -63,6 +65,11 @@ class Talk(Running, Protocol):
 
 class Executor(Protocol):
     """One way of running commands in one container."""
+
+    @property
+    def oom_kills(self) -> int:
+        """Commands so far under which the kernel killed for memory."""
+        ...
 
     async def spawn(self, command: Command) -> Running: ...
 

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import itertools
 import posixpath
+import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,13 +15,14 @@ from typing import TypeVar
 from docker import APIClient
 from docker.errors import APIError, NotFound
 
-from rollout_engine.errors import ExecTimeout
+from rollout_engine.errors import ExecTimeout, SandboxFull
 from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, SandboxSpec
 from rollout_engine.sandboxes.docker import archive, files
 from rollout_engine.sandboxes.docker.archive import Layer
 from rollout_engine.sandboxes.docker.engine import Engine
 from rollout_engine.sandboxes.docker.failures import died, translate
 from rollout_engine.sandboxes.docker.files import Ids
+from rollout_engine.sandboxes.docker.network import listen
 from rollout_engine.sandboxes.docker.running import Command, Ending, Executor, Running, Talk
 from rollout_engine.sandboxes.docker.stream import DockerStream
 from rollout_engine.types import ExecResult
@@ -63,6 +65,10 @@ class DockerSandbox:
     def limits_enforced(self) -> str:
         return self._limits
 
+    @property
+    def oom_kills(self) -> int | None:
+        return self._executor.oom_kills if "memory:cgroup" in self._limits else None
+
     async def exec(
         self,
         argv: Sequence[str],
@@ -94,8 +100,13 @@ class DockerSandbox:
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         where = self._file(path)
-        if not await self._executor.write(where, data, mode):
-            await self._files("write", lambda api: files.write(api, self.container, where, data, mode, self._ids))
+        try:
+            if not await self._executor.write(where, data, mode):
+                await self._files("write", lambda api: files.write(api, self.container, where, data, mode, self._ids))
+        except OSError as error:
+            if self._spec.require_limits and error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise SandboxFull(error.errno, error.strerror, path) from error
+            raise  # without a limit it is the daemon's disk that is full, and not the sandbox's fault
 
     async def upload(self, source: Path, path: str) -> None:
         where = self._file(path)
@@ -128,6 +139,10 @@ class DockerSandbox:
     async def stop(self, job: str) -> None:
         self._check_open()
         await self._jobs[job].kill()
+
+    async def listen(self, port: int = 0) -> socket.socket:
+        self._check_open()
+        return await listen(self._engine, self.container, port)
 
     async def quiesce(self, keep: Sequence[str] = ()) -> None:
         self._check_open()
@@ -239,7 +254,8 @@ class DockerSandbox:
 def _result(running: Running, ending: Ending, started: float) -> ExecResult:
     stdout, stderr = running.stdout.value(), running.stderr.value()
     truncated = running.stdout.truncated or running.stderr.truncated
-    return ExecResult(ending.exit_code, stdout, stderr, truncated, ending.oom, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return ExecResult(ending.exit_code, stdout, stderr, truncated, ending.oom, seconds, ending.crowded)
 
 
 def _drop(taking: asyncio.Future[Layer]) -> None:

@@ -20,6 +20,7 @@ from docker.errors import APIError, NotFound
 from rollout_engine.errors import SandboxError, SandboxStartError
 from rollout_engine.sandboxes.docker import files
 from rollout_engine.sandboxes.docker.capture import Tail
+from rollout_engine.sandboxes.docker.endings import why_ended
 from rollout_engine.sandboxes.docker.engine import Engine
 from rollout_engine.sandboxes.docker.failures import died, translate
 from rollout_engine.sandboxes.docker.hijack import STDOUT, Hijacked
@@ -41,20 +42,33 @@ _HELLO_S = 60.0
 _BUILT_IN_S = 120.0
 _QUIESCE_S = 30.0
 MAX_INPUT_BYTES = 64 * 2**20
-"""More than this goes by the archive API: the supervisor holds an input in the sandbox's own memory."""
+_INPUT_SHARE = 8
+"""A file larger than this, or than one part in so many of the sandbox's memory, goes by the archive API: the supervisor
+holds what it writes in that memory, and shall not be what goes beyond its limit."""
 
 
 class SupervisedExecutor:
     """One container's supervisor. `open` attaches, lets the caller start the container, and waits for its hello."""
 
-    def __init__(self, engine: Engine, stream: Hijacked, container: str, name: str, user: str, env: Mapping[str, str]):
+    def __init__(
+        self,
+        engine: Engine,
+        stream: Hijacked,
+        container: str,
+        name: str,
+        user: str,
+        env: Mapping[str, str],
+        memory: int,
+    ) -> None:
         self._engine, self._stream, self._container, self._name = engine, stream, container, name
         self._user, self._env = user, dict(env)
+        self._max_input = min(MAX_INPUT_BYTES, memory // _INPUT_SHARE)
         self._commands: dict[int, Supervised] = {}
         self._quiets: dict[int, asyncio.Future[int]] = {}
         self._ids = itertools.count(1)
         self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._lost: SandboxError | None = None
+        self.oom_kills = 0
         self._outbox: asyncio.Queue[bytes] = asyncio.Queue()
         self._tasks = asyncio.create_task(self._listen()), asyncio.create_task(self._talk())
 
@@ -67,10 +81,11 @@ class SupervisedExecutor:
         *,
         user: str,
         env: Mapping[str, str],
+        memory: int,
         start: Callable[[], Awaitable[None]],
     ) -> SupervisedExecutor:
         stream = await engine.hijack(f"/containers/{container}/attach?stream=1&stdin=1&stdout=1&stderr=1")
-        made = cls(engine, stream, container, name, user, env)
+        made = cls(engine, stream, container, name, user, env, memory)
         try:
             await start()
             async with asyncio.timeout(_HELLO_S):
@@ -100,7 +115,7 @@ class SupervisedExecutor:
         return running.stdout.value()
 
     async def write(self, path: str, data: bytes, mode: int) -> bool:
-        if len(data) > MAX_INPUT_BYTES:
+        if len(data) > self._max_input:
             return False
         return await self._served(self._built_in(["\x01put", path, f"{mode:o}"], data), path, 0)
 
@@ -237,7 +252,7 @@ class SupervisedExecutor:
                 self._hear(kind, number, bytes(held[at + _HEAD.size : at + 4 + rest]))
                 at += 4 + rest
             del held[:at]
-        self._end(await self._why())
+        self._end(await why_ended(self._engine, self._container, self._name))
 
     def _hear(self, kind: int, number: int, payload: bytes) -> None:
         if kind == _HELLO and not self._hello.done():
@@ -253,6 +268,7 @@ class SupervisedExecutor:
             running.stderr.append(payload)
         elif kind == _EXIT:
             code, oom, group = _ENDING.unpack(payload)
+            self.oom_kills += oom
             running.finish(Ending(code, bool(oom)), group)
         elif kind == _FAIL:
             running.cannot_start(*_FAILURE.unpack(payload))
@@ -267,16 +283,6 @@ class SupervisedExecutor:
             talk.taken(payload)
         elif kind == _SHUT:
             talk.shut()
-
-    async def _why(self) -> SandboxError:
-        """The stream ended: the container did, or the daemon."""
-        try:
-            found = await self._engine.ask(
-                "inspect", lambda api: api.containers(all=True, filters={"id": self._container})
-            )
-        except SandboxError as error:
-            return error
-        return died(self._name, found[0]["Status"] if found else "its container is gone")
 
     def _end(self, why: SandboxError) -> None:
         self._lost = self._lost or why

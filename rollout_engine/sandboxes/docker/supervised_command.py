@@ -11,7 +11,7 @@ from typing import Protocol
 from rollout_engine.sandboxes.docker.capture import Outlet, Tail
 from rollout_engine.sandboxes.docker.running import Ending
 
-STAGE_USER, STAGE_CWD, STAGE_EXEC = 1, 2, 3
+STAGE_USER, STAGE_CWD, STAGE_EXEC, STAGE_START = 1, 2, 3, 4
 WINDOW_BYTES = 256 * 1024
 """What is on its way to a program that is talked to, and from it; as in supervisor.h."""
 _SLICE_BYTES = 64 * 1024
@@ -75,7 +75,8 @@ class Supervised:
         program, cwd, user = self._names
         what = {STAGE_CWD: f"working directory {cwd}", STAGE_USER: f"user {user}"}.get(stage, program)
         self.stderr.append(os.fsencode(f"cannot run: {what[:_NAME_CHARS]}: {os.strerror(error)}\n"))
-        self.finish(Ending(127 if (stage, error) == (STAGE_EXEC, errno.ENOENT) else 126))
+        crowded = (stage, error) == (STAGE_START, errno.EAGAIN)
+        self.finish(Ending(127 if (stage, error) == (STAGE_EXEC, errno.ENOENT) else 126, crowded=crowded))
 
     def leave(self) -> None:
         """Nothing more will be heard of it."""

@@ -51,7 +51,7 @@ class Channel:
             self._queue.append((header, blob, [os.dup(fd) for fd in fds]))
             return
         try:
-            wire.send(self._sock, header, blob, fds)
+            wire.order(self._sock, header, blob, fds)
         except BlockingIOError:
             self._queue.append((header, blob, [os.dup(fd) for fd in fds]))
             self._loop.add_writer(self._sock.fileno(), self._writable)
@@ -62,7 +62,7 @@ class Channel:
         while self._queue:
             header, blob, fds = self._queue[0]
             try:
-                wire.send(self._sock, header, blob, tuple(fds))
+                wire.order(self._sock, header, blob, tuple(fds))
             except BlockingIOError:
                 return
             except Closed:

@@ -7,7 +7,7 @@ import collections
 import errno
 import fcntl
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollout_engine.errors import SandboxDied, SandboxUnavailable
@@ -96,12 +96,18 @@ class Command:
 
     def __init__(
         self, channel: Channel, argv: Sequence[str], *, stdin: bytes | None, cwd: str | None,
-        env: Mapping[str, str], user: str | None, keep: bool = False, talk: int | None = None,
+        env: Mapping[str, str], user: str | None, on_oom: Callable[[int], None], keep: bool = False,
+        talk: int | None = None, program: bytes = b"",
     ) -> None:  # fmt: skip
-        """`talk`: a descriptor that becomes its standard input and output; the caller closes it."""
+        """`on_oom` hears how often the kernel killed for memory since the end of the command before.
+
+        `talk`: a descriptor that becomes its standard input and output; the caller closes it. `program`: marshalled
+        Python that a fork of the box's first process runs; `argv` then only names it.
+        """
         loop = asyncio.get_running_loop()
         self._channel, self._argv, self._cwd, self._keep = channel, list(argv), cwd, keep
         self.ended: asyncio.Future[ExecResult] = loop.create_future()
+        self._on_oom = on_oom
         self._started = loop.time()
         self.stdout, self.stderr = _Stream(loop), _Stream(loop)
         source = _stdin(stdin)
@@ -109,7 +115,7 @@ class Command:
         passed = fds if talk is None else (talk, talk, self.stderr.write_end)
         header = {"op": "exec", "argv": self._argv, "cwd": cwd, "env": dict(env), "user": user, "keep": keep}
         try:
-            reply = channel.request(header, b"", passed)
+            reply = channel.request(header, program, passed)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -160,6 +166,8 @@ class Command:
             return ExecResult(126, stderr=os.fsencode(f"{self._argv[0]}: {header['text']}\n"))
         if "errno" in header:
             return self._not_started(header)
+        if header["oom"]:
+            self._on_oom(int(header["oom"]))
         return ExecResult(
             int(header["code"]), **self.output(), oom=bool(header["oom"]), duration_s=float(header["seconds"])
         )
@@ -168,7 +176,8 @@ class Command:
         """As a shell says it: 127 where there is no such program, 126 where it cannot be run."""
         at = header.get("at") or self._argv[0]
         code = 127 if header["errno"] == errno.ENOENT and at != self._cwd else 126
-        return ExecResult(code, stderr=os.fsencode(f"{at}: {header['text']}\n"))
+        text = os.fsencode(f"{at}: {header['text']}\n")
+        return ExecResult(code, stderr=text, crowded=header["errno"] == errno.EAGAIN)
 
     def _finish_output(self) -> None:
         """Takes the last of it. Where a child of the command still holds the pipe, the box goes on emptying it."""

@@ -80,7 +80,7 @@ class LauncherProcess:
             await asyncio.shield(self._burial)
 
     async def _bury(self) -> None:
-        """Waits for its end, and clears up after one that could not do so itself."""
+        """Waits for its end, and clears up after those that could not do so themselves: it, or a lost host's."""
         clock = asyncio.get_running_loop().time
         end, delay = clock() + STOP_S, 0.002
         while self._popen.poll() is None:
@@ -88,5 +88,4 @@ class LauncherProcess:
                 self._popen.kill()
             await asyncio.sleep(delay)
             delay = min(0.05, delay * 1.5)
-        if self._popen.returncode != 0:
-            await reap()
+        await reap()

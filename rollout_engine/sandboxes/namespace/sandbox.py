@@ -12,12 +12,14 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, SandboxUnavailable
+from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError
 from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, SandboxSpec
 from rollout_engine.sandboxes.namespace import transfer
 from rollout_engine.sandboxes.namespace.channel import Channel
 from rollout_engine.sandboxes.namespace.command import Command
+from rollout_engine.sandboxes.namespace.faults import End, raise_error
 from rollout_engine.sandboxes.namespace.helper.files import MAX_INLINE
+from rollout_engine.sandboxes.namespace.helper.programs import MODULES
 from rollout_engine.sandboxes.namespace.helper.wire import Closed, Message
 from rollout_engine.sandboxes.paired_stream import PairedStream, open_stream
 from rollout_engine.types import ExecResult
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
 
 KILL_GRACE_S = 10.0
 """A box whose first process does not report a killed command within this time is ended itself."""
-
-_NO_SUCH_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-_NO_FILE = (errno.ENXIO, errno.EPERM, errno.EACCES)
 
 
 class NamespaceSandbox:
@@ -48,11 +47,15 @@ class NamespaceSandbox:
         self._jobs: dict[str, Command] = {}
         self._streams: set[PairedStream[Command]] = set()
         self._closing: asyncio.Task[None] | None = None
-        self._why = "the sandbox ended by itself, or was killed from outside"
+        self._end = End()
 
     @property
     def isolated(self) -> bool:
         return True
+
+    @property
+    def oom_kills(self) -> int | None:
+        return self._end.oom_commands if "memory:cgroup" in self.limits_enforced else None
 
     async def wait_ready(self, timeout_s: float) -> None:
         """For the provider: until the box can be used. Raises SandboxStartError."""
@@ -74,40 +77,66 @@ class NamespaceSandbox:
         timeout_s: float | None = None,
         user: str | None = None,
     ) -> ExecResult:
-        command = self._start(argv, stdin, cwd, env, user, keep=False)
+        await self._check_its_end()
+        return await self._finish(self._start(argv, stdin, cwd, env, user, keep=False), argv[0], timeout_s)
+
+    @property
+    def python_modules(self) -> frozenset[str] | None:
+        return MODULES if self._launcher.facts["library"] else None
+
+    async def run_python(self, program: bytes, *, stdin: bytes, timeout_s: float | None = None) -> ExecResult:
+        """See RunsPython: a fork of the box's first process."""
+        await self._check_its_end()
+        command = self._start(["python"], stdin, None, None, None, keep=False, program=program)
+        return await self._finish(command, "the program", timeout_s)
+
+    async def _finish(self, command: Command, name: str, timeout_s: float | None) -> ExecResult:
         try:
             await asyncio.wait({command.ended}, timeout=timeout_s)
             if command.ended.done():
-                return self._outcome(command)
+                return await self._outcome(command)
             await self._kill(command)
         except asyncio.CancelledError:
             command.abandon()
             raise
-        raise ExecTimeout(f"{argv[0]} did not end within {timeout_s} s", command.partial())
+        raise ExecTimeout(f"{name} did not end within {timeout_s} s", command.partial())
 
     def _start(
         self, argv: Sequence[str], stdin: bytes | None, cwd: str | None, env: Mapping[str, str] | None,
-        user: str | None, *, keep: bool, talk: int | None = None,
+        user: str | None, *, keep: bool, talk: int | None = None, program: bytes = b"",
     ) -> Command:  # fmt: skip
         self._check_alive()
         if not argv:
             raise ValueError("a command needs at least its program")
         where = None if cwd is None else self._path(cwd)
         variables = {**self.spec.env, **(env or {})}
-        return Command(self.channel, argv, stdin=stdin, cwd=where, env=variables, user=user, keep=keep, talk=talk)
+        return Command(
+            self.channel, argv, stdin=stdin, cwd=where, env=variables, user=user,
+            on_oom=self._end.count, keep=keep, talk=talk, program=program,
+        )  # fmt: skip
 
-    def _outcome(self, command: Command) -> ExecResult:
+    async def _outcome(self, command: Command) -> ExecResult:
         try:
             return command.ended.result()
         except SandboxDied as error:
-            raise SandboxDied(self._why) from error
+            raise await self._death() from error
+
+    async def _check_its_end(self) -> None:
+        if self.channel.closed and self._closing is None:
+            raise await self._death()
+        self._check_alive()
+
+    async def _death(self) -> SandboxDied:
+        """How the sandbox ended, once the launcher has said it: its own socket ends a moment before."""
+        await asyncio.wait({self._ended}, timeout=KILL_GRACE_S)
+        return self._end.error()
 
     async def _kill(self, command: Command) -> None:
         command.kill()
         await asyncio.wait({command.ended}, timeout=KILL_GRACE_S)
         if not command.ended.done() or self.channel.closed:
             self.channel.close()
-            raise SandboxDied(self._why)
+            raise await self._death()
 
     # Files.
 
@@ -158,16 +187,16 @@ class NamespaceSandbox:
         self, header: dict[str, Any], blob: bytes = b"", fds: tuple[int, ...] = ()
     ) -> AsyncIterator[Message]:
         """A request of the box's first process, with what may go wrong as the contract names it."""
-        self._check_alive()
+        await self._check_its_end()
         path = str(header.get("path", ""))
         if "\0" in path:
             raise FileNotFoundError(errno.ENOENT, "a path with a null byte", path)
         try:
             reply = await self.channel.request(header, blob, fds)
         except Closed:
-            raise SandboxDied(self._why) from None
+            raise await self._death() from None
         try:
-            _raise_error(reply.header, path)
+            raise_error(reply.header, path)
             yield reply
         finally:
             reply.drop()
@@ -187,13 +216,16 @@ class NamespaceSandbox:
         return job
 
     async def poll(self, job: str) -> JobStatus:
-        self._check_alive()
+        await self._check_its_end()
         return self._status(self._jobs[job])
 
     def _status(self, command: Command) -> JobStatus:
         self._check_alive()
         if command.ended.done():
-            result = self._outcome(command)
+            try:
+                result = command.ended.result()
+            except SandboxDied as error:
+                raise self._end.error() from error
             return JobStatus(result.exit_code, result.stdout, result.stderr)
         partial = command.partial()
         return JobStatus(None, partial.stdout, partial.stderr)
@@ -238,10 +270,9 @@ class NamespaceSandbox:
         await self.close()
         return layer
 
-    # Beyond the contract.
+    # Network.
 
     async def listen(self, port: int = 0) -> socket.socket:
-        """A socket that listens on the sandbox's own 127.0.0.1; the caller accepts on it, and closes it."""
         async with self._asked({"op": "listen", "port": port}) as reply:
             return socket.socket(fileno=reply.fds.pop())
 
@@ -249,7 +280,7 @@ class NamespaceSandbox:
 
     async def close(self) -> None:
         if self._closing is None:
-            self._why = "the sandbox is closed"
+            self._end.why = "the sandbox is closed"
             self._closing = asyncio.get_running_loop().create_task(self._close())
         await asyncio.shield(self._closing)
 
@@ -267,15 +298,17 @@ class NamespaceSandbox:
 
     def on_ended(self, header: dict[str, Any]) -> None:
         """For the provider: the launcher has seen the end of the box, or is gone itself."""
-        if self._closing is None and header.get("oom"):
-            self._why = "the sandbox was ended by the kernel, which was out of the memory that it may use"
+        if self._closing is None:
+            self._end.learn(int(header.get("oom", 0)))
+        if "error" in header and not self._ready.done():
+            self._ready.set_result({"failed": header["error"]})
         if not self._ended.done():
             self._ended.set_result(None)
         self.channel.close()
 
     def _check_alive(self) -> None:
         if self.channel.closed or self._closing is not None:
-            raise SandboxDied(self._why)
+            raise self._end.error()
 
     def _path(self, path: str) -> str:
         return posixpath.join(self._workdir, path)
@@ -288,17 +321,3 @@ class NamespaceSandbox:
     def _on_channel_end(self) -> None:
         if not self._ready.done():
             self._ready.set_result({"failed": "its first process ended"})
-
-
-def _raise_error(header: dict[str, Any], path: str) -> None:
-    number, text = header.get("errno"), str(header.get("text", ""))
-    if number in _NO_SUCH_PATH:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    if number in _NO_FILE:
-        raise PermissionError(errno.EACCES, text, path)
-    if header.get("error") == "user":
-        raise SandboxUnavailable(text)
-    if number == errno.EFBIG or "error" in header:
-        raise ValueError(text)
-    if number is not None:
-        raise OSError(number, text, path)

@@ -1,4 +1,4 @@
-"""File content between host and box, without holding up the event loop."""
+"""Files between host and box, without holding up the event loop, and what can go wrong with them."""
 
 from __future__ import annotations
 

@@ -12,6 +12,9 @@ MAX_CODE_BYTES = 256 * 1024
 _LOOKS_AROUND = frozenset({"locals", "vars", "eval", "exec", "inspect", "_getframe"})
 """Code that uses one of these may read a parameter without naming it."""
 
+_IMPORTS_UNSEEN = frozenset({"__import__", "importlib", "eval", "exec", "compile", "sys", "__loader__", "__spec__"})
+"""Code that uses one of these may import what it does not name, or ask after its interpreter."""
+
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
@@ -23,6 +26,8 @@ class Source:
     tree: ast.Module
     function: Function
     uses_env: bool
+    imports: frozenset[str] | None
+    """The modules that it names; None where it may need others, or the interpreter's own parts."""
 
 
 def parse(code: str) -> Source:
@@ -40,7 +45,7 @@ def parse(code: str) -> Source:
             "defines no verifier function", where, "define `def verify(env, final_answer=None, conversation=None)`"
         )
     function = [node for node in tree.body if isinstance(node, Function) and node.name == name][-1]
-    return Source(code, tree, function, _uses_env(tree, function))
+    return Source(code, tree, function, _uses_env(tree, function), _imports(tree))
 
 
 def input_names(function: Function) -> dict[str, str]:
@@ -61,3 +66,21 @@ def _uses_env(tree: ast.Module, function: Function) -> bool:
     parameter = input_names(function).get("env")
     reads = (node for node in ast.walk(function) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load))
     return parameter is not None and any(node.id == parameter for node in reads)
+
+
+def _imports(tree: ast.Module) -> frozenset[str] | None:
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(item.name for item in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add("." * node.level + (node.module or ""))
+    return None if _hides_imports(tree) else frozenset(found)
+
+
+def _hides_imports(tree: ast.Module) -> bool:
+    """Asynchronous code is among it: it needs asyncio."""
+    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    waits = any(isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(tree))
+    return waits or bool(names & _IMPORTS_UNSEEN)

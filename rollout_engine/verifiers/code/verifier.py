@@ -21,12 +21,12 @@ from pydantic import Field
 from rollout_engine.errors import ExecTimeout, SandboxUnavailable, VerifierBadReturn, VerifierError, VerifierTimeout
 from rollout_engine.problems import checked
 from rollout_engine.sandboxes import sandbox_spec
-from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
+from rollout_engine.sandboxes.base import RunsPython, Sandbox, SandboxSpec
 from rollout_engine.specs import Spec, Task
 from rollout_engine.types import ExecResult, Isolation, Score, Trajectory
-from rollout_engine.verifiers.code.program import program
+from rollout_engine.verifiers.code.program import marshalled, program
 from rollout_engine.verifiers.code.source import parse as parse_code
-from rollout_engine.verifiers.code.warm import parse as parse_verdict
+from rollout_engine.verifiers.reply import parse_reply
 from rollout_engine.verifiers.reward import components, finite
 from rollout_engine.verifiers.workshop import Workshop, check_trust
 
@@ -84,22 +84,28 @@ class Code:
             await sandbox.close()
 
     async def _inside(self, sandbox: Sandbox, request: dict[str, Any], spec: SandboxSpec) -> dict[str, Any]:
-        """The verdict of a fresh interpreter in a sandbox, given by its standard output alone."""
-        uses_env = self._source.uses_env
-        python = await (self._workshop or Workshop()).python(sandbox, spec)
-        argv = [*python, "-c", program(uses_env=uses_env)]
+        """The verdict of a process of its own in a sandbox, given by its standard output alone."""
         workdir = spec.workdir if sandbox.isolated else "."  # else it is at another place, where commands start
         # Through JSON first, as nothing but plain values can be marshalled; version 2 is read by every Python 3.
         stdin = marshal.dumps(json.loads(json.dumps({**request, "workdir": workdir})), 2)
         try:
-            result = await sandbox.exec(argv, stdin=stdin, timeout_s=self._timeout_s)
+            result = await self._run(sandbox, spec, stdin)
         except ExecTimeout as error:
             output = _tail(error.partial)
             raise VerifierTimeout(f"the code did not end within {self._timeout_s:g} s{output}") from error
         if not result.stdout:
             how = "it was out of memory" if result.oom else f"exit code {result.exit_code}"
             raise VerifierError(f"the code ended without a verdict ({how}): it must return, not exit{_tail(result)}")
-        return {"output": result.stderr.decode(errors="replace"), **parse_verdict(result.stdout)}
+        return {"output": result.stderr.decode(errors="replace"), **parse_reply(result.stdout)}
+
+    async def _run(self, sandbox: Sandbox, spec: SandboxSpec, stdin: bytes) -> ExecResult:
+        """In a fork of what is there already, where that has all that the code names; else by a fresh interpreter."""
+        uses_env, imports = self._source.uses_env, self._source.imports
+        offered = sandbox.python_modules if isinstance(sandbox, RunsPython) else None
+        if isinstance(sandbox, RunsPython) and imports is not None and offered is not None and imports <= offered:
+            return await sandbox.run_python(marshalled(uses_env=uses_env), stdin=stdin, timeout_s=self._timeout_s)
+        python = await (self._workshop or Workshop()).python(sandbox, spec)
+        return await sandbox.exec([*python, "-c", program(uses_env=uses_env)], stdin=stdin, timeout_s=self._timeout_s)
 
     def _score(self, verdict: dict[str, Any]) -> Score:
         """The verdict as a score; nothing that came out of a sandbox is taken for granted."""

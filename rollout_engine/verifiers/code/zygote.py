@@ -20,6 +20,7 @@ from typing import Any
 from rollout_engine.sandboxes.namespace.helper import hostlayer, launcher, users, wire
 from rollout_engine.sandboxes.namespace.helper.identity import Identity
 from rollout_engine.sandboxes.namespace.helper.layers import Layer
+from rollout_engine.sandboxes.namespace.helper.plan import Plan
 from rollout_engine.sandboxes.namespace.helper.stage import Stage
 from rollout_engine.verifiers.code.judging import runner
 
@@ -70,14 +71,16 @@ def base(identity: Identity, stage: Stage) -> Layer:
     return layer
 
 
-def serve(channel: socket.socket, lifeline: int, plan: dict[str, Any], oom: int | None, score: int) -> None:
+def serve(channel: socket.SocketType, lifeline: int, plan: Plan, oom: int | None, score: int, enforced: str) -> None:
     """Takes one request, gives its verdict, and ends."""
-    request = wire.receive_wait(channel).header
+    request = wire.receive_order(channel).header
     os.close(lifeline)
+    if plan.library >= 0:
+        os.close(plan.library)
     os.close(score)
     if oom is not None:
         os.close(oom)
-    _become_nobody(plan["ids"])
+    _become_nobody(plan.ids)
     _limit(request["cpu_s"], request["memory_bytes"])
     os.chdir("/tmp")
     python.path[:] = [LIBRARY, f"{LIBRARY}/lib-dynload"]
@@ -89,7 +92,7 @@ def serve(channel: socket.socket, lifeline: int, plan: dict[str, Any], oom: int 
     _answer(channel, verdict)
 
 
-def _answer(channel: socket.socket, verdict: dict[str, Any]) -> None:
+def _answer(channel: socket.SocketType, verdict: dict[str, Any]) -> None:
     data = _ENCODE(verdict).encode()
     if len(data) > MAX_REPLY:
         data = b'{"failed": "returned", "text": "the verdict is too large", "output": ""}'

@@ -217,3 +217,42 @@ async def test_messages_of_the_supervisor_cannot_be_faked_by_output(sandbox: Doc
     fake = (5 + 9).to_bytes(4, "little") + b"\x03" + (1).to_bytes(4, "little") + b"\0" * 9
     result = await sandbox.exec(["cat"], stdin=fake * 3)
     assert (result.stdout, result.exit_code) == (fake * 3, 0)
+
+
+async def test_sandboxes_do_not_reach_each_other(shared: DockerProvider) -> None:
+    """Neither without a network, nor by the ones that a task asks for: each has its own."""
+    serve = "import socket, time; s = socket.create_server(('0.0.0.0', 7777)); print('up', flush=True); time.sleep(100)"
+    where = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+    where += "s.connect(('192.0.2.1', 9)); print(s.getsockname()[0])"
+    first, second = [await shared.open(SandboxSpec(network="bridge")) for _ in range(2)]
+    job = await first.start(["python3", "-c", serve])
+    async with asyncio.timeout(30):
+        while b"up" not in (await first.poll(job)).stdout:
+            await asyncio.sleep(0.02)
+    address = (await first.exec(["python3", "-c", where])).stdout.decode().strip()
+    call = f"import socket; socket.create_connection(('{address}', 7777), 2); print('in')"
+    assert (await first.exec(["python3", "-c", call])).stdout == b"in\n"
+    assert b"in" not in (await second.exec(["python3", "-c", call], timeout_s=30)).stdout
+    lonely = await shared.open(SandboxSpec())
+    assert b"in" not in (await lonely.exec(["python3", "-c", call], timeout_s=30)).stdout
+    for sandbox in (first, second, lonely):
+        await sandbox.close()
+
+
+async def test_the_first_process_tells_nothing(sandbox: DockerSandbox) -> None:
+    for name in ("environ", "maps", "mem", "fd/0", "exe", "root/etc", "stack"):
+        looked = await sandbox.exec(["sh", "-c", f"cat /proc/1/{name} || ls /proc/1/{name}/"])
+        assert (looked.exit_code != 0, looked.stdout) == (True, b""), name
+
+
+async def test_a_limited_disk_holds_bytes_and_files(shared: DockerProvider) -> None:
+    spec = SandboxSpec(memory_bytes=256 * 2**20, disk_bytes=16 * 2**20, inodes=500, require_limits=True)
+    sandbox = await shared.open(spec)
+    files = "n = 0\nwhile n < 10**6:\n  open(f'f{n}', 'w').close(); n += 1"
+    assert b"No space left" in (await sandbox.exec(["python3", "-c", files])).stderr
+    assert int((await sandbox.exec(["sh", "-c", "ls -f | wc -l"])).stdout) <= 500
+    for place in ("/tmp/f", "/dev/shm/f"):
+        assert b"No space left" in (await sandbox.exec(["sh", "-c", f"head -c 300000000 /dev/zero > {place}"])).stderr
+    for place in ("/root/f", "/etc/f", "/var/f"):
+        assert b"Read-only" in (await sandbox.exec(["sh", "-c", f"echo x > {place}"])).stderr
+    await sandbox.close()

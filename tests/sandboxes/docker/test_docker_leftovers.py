@@ -6,6 +6,7 @@ python -m pytest tests/sandboxes/docker/test_docker_leftovers.py
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import random
 import sys
@@ -19,7 +20,7 @@ from tests.docker_here import Daemon
 
 pytestmark = pytest.mark.docker
 
-LIVES, AT_ONCE = 60, 6
+LIVES, AT_ONCE = 200, 6
 
 OWNER = """
 import asyncio, sys
@@ -49,25 +50,45 @@ async def test_cancellation_at_random_moments_leaves_nothing(daemon: Daemon) -> 
     provider = DockerProvider(run="cancelled", image="busybox")
     room = asyncio.Semaphore(AT_ONCE)
 
-    async def life(network: str) -> None:
+    reached: collections.Counter[str] = collections.Counter()
+
+    async def life(network: str, *, cut: bool = True) -> None:
+        reached["begun"] += 1
+        sandbox = await provider.open(SandboxSpec(network=network))
+        try:
+            reached["open"] += 1
+            await sandbox.start(["sh", "-c", "sleep 1000"])
+            await sandbox.exec(["sh", "-c", "setsid sleep 1000 & sleep 0.1"])
+            await sandbox.write_file("x", b"x")
+            reached["worked"] += 1
+            if cut:
+                await sandbox.exec(["sleep", "1000"])
+        finally:
+            await sandbox.close()
+
+    async def cancelled(network: str, after_s: float) -> None:
         async with room:
-            sandbox = await provider.open(SandboxSpec(network=network))
-            try:
-                await sandbox.exec(["sh", "-c", "setsid sleep 1000 & sleep 0.1"])
-                await sandbox.write_file("x", b"x")
-            finally:
-                await sandbox.close()
+            task = asyncio.create_task(life(network))
+            await asyncio.sleep(after_s)
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            while len(provider._behind) >= AT_ONCE:  # a cancelled start ends, and is removed, behind its caller
+                await asyncio.sleep(0.01)
 
-    async def cancelled(task: asyncio.Task[None], after_s: float) -> None:
-        await asyncio.sleep(after_s)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-
-    lives = [asyncio.create_task(life("bridge" if number % 20 == 0 else "none")) for number in range(LIVES)]
-    await asyncio.gather(*(cancelled(each, dice.uniform(0, 6)) for each in lives))
-    await provider.close()
+    began = time.monotonic()
+    await asyncio.gather(*(life("none", cut=False) for _ in range(AT_ONCE)))
+    whole_s = 1.2 * (time.monotonic() - began)  # as long as it takes here, now, while so many do
+    reached.clear()
+    moments = [("bridge" if number % 20 == 0 else "none", dice.uniform(0, whole_s)) for number in range(LIVES)]
+    await asyncio.gather(*(cancelled(*each) for each in moments))
+    try:
+        await gone(daemon, "cancelled")
+    finally:
+        await provider.close()
     assert daemon.left("cancelled") == [], f"seed {seed}"
+    assert reached["begun"] == LIVES
+    assert 0 < reached["worked"] < reached["open"] < LIVES, reached
 
 
 @pytest.mark.parametrize("supervise", [True, False])

@@ -17,7 +17,7 @@ import pytest
 from docker.errors import APIError
 
 from rollout_engine.errors import InputError, SandboxDied, SandboxStartError, SandboxUnavailable
-from rollout_engine.sandboxes import make_provider
+from rollout_engine.sandboxes import PROVIDERS, Origin, make_provider
 from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
 from rollout_engine.sandboxes.docker import (
     DockerImageMissing,
@@ -60,6 +60,28 @@ async def test_its_container_is_confined_limited_and_labelled(daemon: Daemon) ->
     assert (values["run"], values["host"], values["epoch"], values["rollout"]) == ("r1", "h1", "7", "rollout-1")
 
 
+@pytest.mark.parametrize("name", ["docker", "auto"])
+async def test_a_hosts_sandboxes_are_labelled_with_their_origin(
+    name: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(PROVIDERS, "namespace")  # `auto` then takes docker
+    provider = make_provider(name, origin=Origin("r2", "h2", 3))
+    sandbox = await provider.open(SandboxSpec(image="pybox"))
+    labels = daemon.api.inspect_container(sandbox.container)["Config"]["Labels"]  # type: ignore[attr-defined]
+    await provider.close()
+    values = [labels[f"rollout-engine.{label}"] for label in ("run", "host", "epoch")]
+    assert values == ["r2", "h2", "3"]
+
+
+async def test_a_provider_that_closes_leaves_those_of_another_host_of_its_process_alone(daemon: Daemon) -> None:
+    one, other = (DockerProvider(run="r3", host=host, image="pybox") for host in ("h1", "h2"))
+    async with opened(other, SandboxSpec()) as sandbox:
+        await (await one.open(SandboxSpec())).close()
+        await one.close()
+        assert (await sandbox.exec(["true"])).ok
+    await other.close()
+
+
 async def test_a_missing_image_is_named_with_its_remedy(shared: DockerProvider) -> None:
     with pytest.raises(DockerImageMissing, match=r"'no/such:1'.*docker pull no/such:1"):
         await shared.open(SandboxSpec(image="no/such:1"))
@@ -99,6 +121,15 @@ async def test_a_tar_and_a_directory_become_images(daemon: Daemon, tmp_path: Pat
         await provider.open(SandboxSpec(tar="/nowhere.tar"))
     await provider.close()
     assert daemon.left("imports") == []
+
+
+async def test_a_saved_image_is_no_root(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "saved.tar").write_bytes(b"".join(daemon.api.get_image("busybox")))
+    provider = DockerProvider(run="saved")
+    with pytest.raises(SandboxStartError, match="docker load -i"):
+        await provider.open(SandboxSpec(tar=str(tmp_path / "saved.tar")))
+    await provider.close()
+    assert daemon.left("saved") == []
 
 
 @pytest.mark.parametrize("supervise", [True, False])

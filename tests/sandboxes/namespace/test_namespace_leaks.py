@@ -21,7 +21,7 @@ from rollout_engine.errors import SandboxDied, SandboxError, SandboxUnavailable
 from rollout_engine.sandboxes.base import SandboxSpec
 from rollout_engine.sandboxes.namespace import NamespaceProvider, NamespaceSandbox, reaper
 from rollout_engine.sandboxes.namespace.helper import limits
-from rollout_engine.sandboxes.namespace.provider import MAX_RESTARTS
+from rollout_engine.sandboxes.namespace.keeper import MAX_RESTARTS
 
 VICTIM = Path(__file__).with_name("victim.py")
 ORDINARY_USER = 61_234

@@ -14,7 +14,7 @@ import pytest
 
 from rollout_engine.sandboxes.namespace import capabilities, isolated
 from rollout_engine.sandboxes.namespace.command import Tail
-from rollout_engine.sandboxes.namespace.helper import archive, limits, wire
+from rollout_engine.sandboxes.namespace.helper import archive, groups, limits, wire
 from rollout_engine.sandboxes.namespace.process import LAUNCHER
 
 HEAD = struct.Struct("<BIHQ")
@@ -119,12 +119,43 @@ class TestLimits:
         monkeypatch.setattr(limits, "write", write)
         found = limits.find_controllers()
         assert found == [limits.Controller(name, 2, str(own.parent)) for name in ("memory", "pids", "cpu")]
-        groups = limits.Groups(found)
-        paths = groups.make("7", limits.Limits(2**26, 0.5, 64, 2**20, 100))
-        assert paths == [f"{own.parent}/{groups.owner}/7"]
+        monkeypatch.setattr(groups, "write", write)
+        made = groups.Groups(found)
+        monkeypatch.setattr(groups, "_open_entry", lambda path: os.open(path, os.O_CREAT | os.O_WRONLY))
+        paths = made.take("7", limits.Limits(2**26, 0.5, 64, 2**20, 100)).paths
+        assert paths == [f"{own.parent}/{made.owner}/7"]
         assert Path(paths[0], "memory.max").read_text() == str(2**26)
         assert Path(paths[0], "cpu.max").read_text() == "50000 100000"
         assert Path(paths[0], "pids.max").read_text() == "65"
+
+    def test_groups_of_a_real_version_2(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With whatever controller v2 has here; those of memory and the like are often v1's on the same machine."""
+        root = limits._mounts().get("cgroup2")
+        offered = Path(root, "cgroup.controllers").read_text().split() if root and os.access(root, os.W_OK) else []
+        if not offered:
+            pytest.skip("needs a writable cgroup v2 with a controller")
+        before = Path(str(root), "cgroup.subtree_control").read_text().split()
+        controller = limits._find_v2(offered[0], limits._mounts(), limits._own_groups())
+        assert controller is not None
+        monkeypatch.setattr(groups, "_settings", lambda *_: [])
+        held = groups.Groups([controller])
+        try:
+            assert held.controllers == [controller]
+            group = held.take("1", limits.Limits(2**26, 1.0, 64, 2**20, 100))
+            [path] = group.paths
+            assert offered[0] in Path(path, "cgroup.controllers").read_text().split()
+            with subprocess.Popen(["sleep", "100"]) as inside:
+                limits.write(f"{path}/cgroup.procs", str(inside.pid))
+                assert f"0::{path.removeprefix(str(root))}\n" in Path(f"/proc/{inside.pid}/cgroup").read_text()
+                held.give_back(group, spoiled=True)
+                assert held.sweep()
+                inside.kill()
+            assert not held.sweep()
+        finally:
+            held.close()
+            for name in {offered[0]} - set(before):
+                limits.write(f"{root}/cgroup.subtree_control", f"-{name}")
+        assert not Path(controller.root, held.owner).exists()
 
     def test_an_owner_is_told_from_one_with_the_same_number(self) -> None:
         name = limits.owner_name()

@@ -146,7 +146,7 @@ static void ended(struct command *command, int status) {
     for (int stream = 0; stream < 2; stream++)
         for (long left = DRAIN_MAX, size; left > 0 && (size = pump(command, stream)) > 0; left -= size) {}
     ending.code = WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
-    ending.oom = ending.code != 0 && oom_kills() > command->oom_kills;
+    ending.oom = oom_kills() > command->oom_kills;
     ending.group = command->pid;
     command->exited = 1;
     if (read(command->report, &failure, sizeof failure) == sizeof failure)

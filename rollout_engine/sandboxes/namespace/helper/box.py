@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from rollout_engine.sandboxes.namespace.helper import limits, root, users, wire
 from rollout_engine.sandboxes.namespace.helper import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper.plan import Plan, read
 
 BOUNDING = (
     sys.CAP_CHOWN, sys.CAP_DAC_OVERRIDE, sys.CAP_FOWNER, sys.CAP_FSETID, sys.CAP_KILL, sys.CAP_SETGID,
@@ -17,38 +18,41 @@ BOUNDING = (
 """All that root in a box can do beyond other users; within its own user namespace where there is one."""
 
 
-Serve = Callable[[socket.socket, int, dict[str, Any], "int | None", int], None]
+_FAMILY, _KIND = int(socket.AF_UNIX), int(socket.SOCK_SEQPACKET)
+_KEPT = sys.capabilities(BOUNDING)
+
+Serve = Callable[[socket.SocketType, int, Plan, "int | None", int, str], None]
 """What a box does once it is closed in: with its socket, what ends with the launcher, its plan, its counter of
-out-of-memory kills, and its own oom score. Returns, or ends the process, at its end."""
+out-of-memory kills, its own oom score, and what holds its limits. Returns, or ends the process, at its end."""
 
 
-def live(serve: Serve, come: int, launcher: int, seccomp: bytes) -> NoReturn:
+def live(serve: Serve, come: int, launcher: int, library: int, seccomp: bytes) -> NoReturn:
     """Waits on `come` to be told what it is, builds its root, gives up its powers, and serves its host.
 
     The first message has the plan, the host's socket, and the control groups; the second, sent when the ids are
-    mapped, the mounts. `launcher` is a pipe that ends with the launcher.
+    mapped, the mounts. `launcher` is a pipe that ends with the launcher, `library` the standard library, or -1.
     """
-    channel: socket.socket | None = None
+    channel: socket.SocketType | None = None
     try:
-        close_others({come, launcher})
-        go = socket.socket(fileno=come)
-        first = wire.receive_wait(go)
-        plan = first.header
-        channel = socket.socket(fileno=first.fds[0])
-        groups, oom = first.fds[1 : 1 + plan["groups"]], first.fds[1 + plan["groups"] :]
+        close_others({come, launcher, library})
+        go = _socket(come)
+        first = wire.receive_order(go)
+        plan = read(first.header["plan"])
+        channel = _socket(first.fds[0])
+        groups, oom = first.fds[1 : 1 + plan.groups], first.fds[1 + plan.groups :]
         _enter(groups)
         score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        mounts = wire.receive_wait(go).fds
+        mounts = wire.receive_order(go).fds
         go.close()
         _become_root(plan)
-        if plan["network"] == "none":
-            root.loopback_up()
+        if plan.network:
+            sys.loopback_up()
         held = root.build(plan, mounts)
         socket.sethostname("box")
         _make_workdir(plan)
         _confine(plan, seccomp)
-        plan["enforced"] = limits.describe(set(plan["held"]), pid_max=held)
-        serve(channel, launcher, plan, oom[0] if oom else None, score)
+        enforced = limits.describe(plan.held, pid_max=held)
+        serve(channel, launcher, plan, oom[0] if oom else None, score, enforced)
     except wire.Closed:
         pass
     except BaseException as error:
@@ -58,7 +62,12 @@ def live(serve: Serve, come: int, launcher: int, seccomp: bytes) -> NoReturn:
         os._exit(0)
 
 
-def _say_failed(channel: socket.socket, error: BaseException) -> None:
+def _socket(descriptor: int) -> socket.SocketType:
+    """Not `socket.socket`, whose own code costs a new box two dozen pages."""
+    return socket.SocketType(_FAMILY, _KIND, 0, descriptor)
+
+
+def _say_failed(channel: socket.SocketType, error: BaseException) -> None:
     try:
         wire.send(channel, {"failed": f"{type(error).__name__}: {error}"})
     except (wire.Closed, OSError):
@@ -68,7 +77,7 @@ def _say_failed(channel: socket.socket, error: BaseException) -> None:
 def close_others(keep: set[int]) -> None:
     """Everything else that the parent holds goes, before anything else happens."""
     low = 3
-    for fd in sorted(keep):
+    for fd in sorted(keep - {-1}):
         os.closerange(low, fd)
         low = fd + 1
     os.closerange(low, 2**30)
@@ -81,8 +90,8 @@ def _enter(groups: list[int]) -> None:
         os.close(fd)
 
 
-def _become_root(plan: dict[str, Any]) -> None:
-    if plan["ids"] > 1:
+def _become_root(plan: Plan) -> None:
+    if plan.ids > 1:
         os.setgroups([])
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
@@ -90,20 +99,20 @@ def _become_root(plan: dict[str, Any]) -> None:
     os.umask(0o22)
 
 
-def _make_workdir(plan: dict[str, Any]) -> None:
+def _make_workdir(plan: Plan) -> None:
     """The working directory, made where it is missing and then the user's."""
-    if not os.path.isdir(plan["workdir"]):
-        os.makedirs(plan["workdir"])
-        user = users.find(plan["user"], plan["ids"])
-        os.chown(plan["workdir"], user.uid, user.gid)
+    if not os.path.isdir(plan.workdir):
+        os.makedirs(plan.workdir)
+        user = users.find(plan.user, plan.ids)
+        os.chown(plan.workdir, user.uid, user.gid)
 
 
-def _confine(plan: dict[str, Any], seccomp: bytes) -> None:
+def _confine(plan: Plan, seccomp: bytes) -> None:
     """Gives up what cannot be given up later. Every command inherits it; none can get it back."""
-    limits.set_rlimits(limits.Limits(*plan["limits"]), set(plan["held"]))
+    limits.set_rlimits(plan.limits, plan.held)
     sys.bound_capabilities(BOUNDING)
     sys.prctl(sys.PR_CAP_AMBIENT, sys.PR_CAP_AMBIENT_CLEAR_ALL)
-    sys.capset(BOUNDING)
+    sys.capset(_KEPT)
     sys.prctl(sys.PR_SET_NO_NEW_PRIVS, 1)
     if seccomp:
         sys.load_seccomp(seccomp)

@@ -17,19 +17,16 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
-from rollout_engine.sandboxes.namespace.helper import hostlayer, layers, limits, wire
+from rollout_engine.sandboxes.namespace.helper import groups, hostlayer, layers, limits, mounts, programs, wire
 from rollout_engine.sandboxes.namespace.helper import syscalls as sys
 from rollout_engine.sandboxes.namespace.helper.box import Serve
 from rollout_engine.sandboxes.namespace.helper.identity import Identities, Identity, become_user_root, write_maps
 from rollout_engine.sandboxes.namespace.helper.nursery import Nursery
+from rollout_engine.sandboxes.namespace.helper.plan import Plan
 from rollout_engine.sandboxes.namespace.helper.stage import Stage
 from rollout_engine.sandboxes.namespace.helper.supervisor import supervise
 
 _SWEEP_S = 0.5
-_NEEDLESS = (
-    "devpts", "mqueue", "debugfs", "tracefs", "securityfs", "pstore", "bpf", "configfs", "fusectl", "hugetlbfs",
-    "binfmt_misc", "efivarfs", "autofs",
-)  # fmt: skip
 _NAMESPACES = sys.CLONE_NEWNS | sys.CLONE_NEWPID | sys.CLONE_NEWIPC | sys.CLONE_NEWUTS | sys.CLONE_NEWCGROUP
 
 
@@ -42,8 +39,7 @@ class Box(NamedTuple):
     scratch: layers.Scratch
     stacks: dict[str, list[int]]
     changes: frozenset[str]
-    groups: list[str]
-    oom: int | None
+    group: groups.Group
 
 
 class Launcher:
@@ -54,13 +50,14 @@ class Launcher:
         self._control, self._serve_box, self._make_base = control, serve, base
         self._boxes: dict[int, Box] = {}
         self._pids: dict[str, int] = {}
+        self._exported: set[str] = set()
         self._layers: dict[str, layers.Layer] = {}
         self._lifeline, self._held_open = os.pipe2(os.O_CLOEXEC)
 
     # Start.
     def start(self) -> None:
         """Takes the first message: what to be. Answers what works."""
-        hello = wire.receive_wait(self._control)
+        hello = wire.receive_order(self._control)
         try:
             self._reply(hello, self._become(hello))
         except OSError as error:
@@ -69,6 +66,7 @@ class Launcher:
 
     def _become(self, hello: wire.Message) -> dict[str, Any]:
         mode = hello.header["mode"]
+        self._library = programs.open_library()  # before it is a user whom the way there may be closed to
         if (user := hello.header["run_as"]) is not None:
             os.setgroups([])
             os.setresgid(user, user, user)
@@ -80,16 +78,24 @@ class Launcher:
         sys.mount("none", "/", "", sys.MS_REC | sys.MS_PRIVATE)
         self._identities = Identities(mode)
         controllers = limits.find_controllers() if hello.header["groups"] else []
-        _leave_mounts([controller.root for controller in controllers])
+        mounts.leave([controller.root for controller in controllers])
         limits.remove_dead(controllers)
-        self._groups = limits.Groups(controllers)
+        self._groups = groups.Groups(controllers)
         self._stage = Stage(pretend_old=hello.header["pretend_old"])
         self._devices = hostlayer.device_tree(self._stage)
         self._layers["host"] = self._make_base(self._identities.sample(), self._stage)
-        self._nursery = Nursery(self._lifeline, hello.blob, self._serve_box)
+        if self._library < 0:
+            self._library = programs.open_library()
+        self._nursery = Nursery(self._lifeline, self._library, hello.blob, self._serve_box)
         held = [controller.name for controller in self._groups.controllers]
         owner = -1 if mode == "user" else self._identities.sample().owner
-        return {"mode": mode, "held": held, "ids": self._identities.count, "owner": owner}
+        return {
+            "mode": mode,
+            "held": held,
+            "ids": self._identities.count,
+            "owner": owner,
+            "library": self._library >= 0,
+        }
 
     def run(self) -> None:
         woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -106,7 +112,7 @@ class Launcher:
                     with contextlib.suppress(BlockingIOError):
                         os.read(woken, 512)
                 else:
-                    self._serve(wire.receive(self._control))
+                    self._serve(wire.receive(self._control, orders=True))
             if self._reap() and sweep_at is None:
                 sweep_at = time.monotonic() + _SWEEP_S
             if sweep_at is not None and time.monotonic() >= sweep_at:
@@ -118,10 +124,10 @@ class Launcher:
             os.kill(pid, signal.SIGKILL)
         for pid in list(self._boxes):
             os.waitpid(pid, 0)
-            self._groups.remove_later(self._boxes[pid].groups)
+            self._groups.give_back(self._boxes[pid].group, spoiled=True)
         poll = select.poll()
         for _ in range(100):
-            if not self._groups.sweep():
+            if not self._groups.sweep(idle_s=0):
                 break
             poll.poll(20)
         self._groups.close()
@@ -141,29 +147,36 @@ class Launcher:
 
     def _do_create(self, message: wire.Message) -> None:
         """The box itself says on its own socket when it is ready, or why it is not."""
+        try:
+            self._create(message)
+        except (OSError, ValueError, KeyError, StopIteration) as error:
+            wire.send(self._control, {"ended": message.header["box"], "error": f"{type(error).__name__}: {error}"})
+
+    def _create(self, message: wire.Message) -> None:
         plan, name = message.header["plan"], message.header["box"]
         limit = limits.Limits(*plan["limits"])
-        stacks = layers.stack_up(self._base(plan["base"]), [self._layers[layer] for layer in plan["layers"]])
+        above = [self._layers[layer] for layer in plan["layers"]]
+        above += [self._mount(*mount) for mount in plan.get("mounts", ())]
+        stacks = layers.stack_up(self._base(plan["base"]), above)
         identity = self._identities.take()
-        groups: list[str] = []
-        scratch = None
+        group = scratch = None
         try:
-            groups = self._groups.make(name, limit)
+            group = self._groups.take(name, limit)
             scratch = layers.make_scratch(stacks, limit.disk_bytes, limit.inodes, identity)
-            oom = limits.oom_counter(groups)
-            self._fill_plan(plan, stacks, identity)
             stacks = {at: [os.dup(fd) for fd in stack] for at, stack in stacks.items()}
-            pid = self._birth(plan, message.fds[0], groups, oom, stacks, scratch, identity)
+            pid = self._birth(
+                self._plan(plan, group, stacks, identity), message.fds[0], group, stacks, scratch, identity
+            )
         except OSError:
             if scratch is not None:
                 os.close(scratch.mount)
-            self._groups.remove_later(groups)
+            if group is not None:
+                self._groups.give_back(group)
             self._identities.give_back(identity)
             raise
         changes = frozenset(self._base(plan["base"]).stacks)
-        self._boxes[pid] = Box(name, pid, identity, scratch, stacks, changes, groups, oom)
+        self._boxes[pid] = Box(name, pid, identity, scratch, stacks, changes, group)
         self._pids[name] = pid
-        self._reply(message, {"pid": pid})
 
     def _base(self, name: str) -> layers.Layer:
         """The host's layer, or a directory, which is opened once."""
@@ -173,25 +186,30 @@ class Launcher:
             self._layers[name] = layers.from_directory(name)
         return self._layers[name]
 
-    def _fill_plan(self, plan: dict[str, Any], stacks: dict[str, list[int]], identity: Identity) -> None:
-        plan["trees"] = [[at, len(stack)] for at, stack in stacks.items()]
-        plan["userxattr"] = identity.base is not None
-        plan["ids"], plan["tty"] = identity.size, identity.size > 5
-        plan["held"] = [controller.name for controller in self._groups.controllers]
-        plan["processes"] = -1 if "pids" in plan["held"] else plan["limits"][2]
+    def _mount(self, directory: str, at: str) -> layers.Layer:
+        """A directory of the host's at a place of its own: the box sees it, and writes to a copy."""
+        name = f"{directory}\0{at}"
+        if name not in self._layers:
+            self._layers[name] = layers.from_directory(directory, at)
+        return self._layers[name]
+
+    def _plan(self, asked: dict[str, Any], group: groups.Group, trees: dict[str, list[int]], own: Identity) -> Plan:
+        return Plan(
+            group.limits, tuple(controller.name for controller in self._groups.controllers), len(group.entries),
+            own.size, own.base is not None, asked["network"] == "none",
+            tuple((at, len(stack)) for at, stack in trees.items()), asked["workdir"], asked["user"], self._library,
+        )  # fmt: skip
 
     def _birth(
-        self, plan: dict[str, Any], channel: int, groups: list[str], oom: int | None,
+        self, plan: Plan, channel: int, group: groups.Group,
         stacks: dict[str, list[int]], scratch: layers.Scratch, identity: Identity,
     ) -> int:  # fmt: skip
         """Lets a box be born, maps its ids, and hands it what is its own."""
-        flags = _NAMESPACES | (sys.CLONE_NEWNET if plan["network"] == "none" else 0)
+        flags = _NAMESPACES | (sys.CLONE_NEWNET if plan.network else 0)
         pid, go = self._nursery.birth(flags | (sys.CLONE_NEWUSER if identity.base is not None else 0))
-        entries: list[int] = []
         try:
-            entries = [os.open(f"{path}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for path in groups]
-            fds = (channel, *entries, *([oom] if oom is not None else []))
-            wire.send(go, {**plan, "groups": len(entries)}, b"", fds)
+            fds = (channel, *group.entries, *([group.oom] if group.oom is not None else []))
+            wire.order(go, {"plan": (tuple(plan.limits), *plan[1:])}, b"", fds)
             self._hand_over(pid, go, stacks, scratch, identity)
         except (OSError, wire.Closed):
             os.kill(pid, signal.SIGKILL)
@@ -199,8 +217,6 @@ class Launcher:
             raise
         finally:
             go.close()
-            for fd in entries:
-                os.close(fd)
         return pid
 
     def _hand_over(
@@ -214,7 +230,7 @@ class Launcher:
             fds.append(sys.open_tree(self._devices, recursive=True))
             for stack in stacks.values():
                 fds.extend(layers.lend(sys.open_tree(fd), identity, userns, readonly=True) for fd in stack)
-            wire.send(go, {}, b"", tuple(fds))
+            wire.order(go, {}, b"", tuple(fds))
         finally:
             for fd in (*fds, *([userns] if userns is not None else [])):
                 os.close(fd)
@@ -222,7 +238,6 @@ class Launcher:
     def _do_destroy(self, message: wire.Message) -> None:
         if (pid := self._pids.get(message.header["box"])) is not None:
             os.kill(pid, signal.SIGKILL)
-        self._reply(message, {})
 
     def _reap(self) -> bool:
         """Forgets boxes that have ended, and tells the host."""
@@ -240,11 +255,11 @@ class Launcher:
 
     def _forget(self, gone: Box, status: int) -> None:
         del self._pids[gone.name]
-        oom = limits.count_oom(gone.oom)
+        oom = limits.count_oom(gone.group.oom)
         layers.Layer(gone.stacks).close()
-        for fd in (gone.scratch.mount, *([gone.oom] if gone.oom is not None else [])):
-            os.close(fd)
-        self._groups.remove_later(gone.groups)
+        os.close(gone.scratch.mount)
+        self._groups.give_back(gone.group, spoiled=gone.name in self._exported)
+        self._exported.discard(gone.name)
         self._identities.give_back(gone.identity)
         wire.send(self._control, {"ended": gone.name, "status": os.waitstatus_to_exitcode(status), "oom": oom})
 
@@ -253,6 +268,7 @@ class Launcher:
     def _do_export(self, message: wire.Message) -> None:
         """Makes what a box left a layer; the host has had it frozen before."""
         box = self._boxes[self._pids[message.header["box"]]]
+        self._exported.add(box.name)
         opaque = "trusted.overlay.opaque" if box.identity.base is None else "user.overlay.opaque"
         paths = message.header["paths"]
         if paths == ["*"]:
@@ -267,18 +283,6 @@ class Launcher:
         if (layer := self._layers.pop(message.header["layer"], None)) is not None:
             layer.close()
             self._stage.remove(layer.staged)
-        self._reply(message, {})
-
-
-def _leave_mounts(needed: list[str]) -> None:
-    """Unmounts, for itself alone, what no box needs: each new box copies and frees the whole table."""
-    with open("/proc/self/mounts") as file:
-        rows = [line.split() for line in file]
-    for _, path, kind, *_ in reversed(rows):
-        unused = kind in ("cgroup", "cgroup2") and not any(root.startswith(path) for root in needed)
-        if kind in _NEEDLESS or unused:
-            with contextlib.suppress(OSError):
-                sys.umount(path)
 
 
 def main(
@@ -292,6 +296,7 @@ def main(
     sys.rename_process("rollout-box-launcher")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    programs.load()
     launcher = Launcher(control, serve, base)
     try:
         launcher.start()

@@ -44,8 +44,8 @@ class Scratch(NamedTuple):
     uppers: dict[str, str]
 
 
-def from_directory(path: str) -> Layer:
-    return Layer({"/": [os.open(path, _DIRECTORY & ~os.O_NOFOLLOW)]})
+def from_directory(path: str, at: str = "/") -> Layer:
+    return Layer({at: [os.open(path, _DIRECTORY & ~os.O_NOFOLLOW)]})
 
 
 def stack_up(base: Layer, above: list[Layer]) -> dict[str, list[int]]:

@@ -10,10 +10,10 @@ import contextlib
 import os
 import resource
 import signal
+from collections.abc import Collection
 from typing import NamedTuple
 
 PREFIX = "rollout-engine"
-_PERIOD_US = 100_000
 _UNIFIED = "cgroup2"
 MIN_PID_MAX = 301
 """The kernel takes no smaller pid_max."""
@@ -126,77 +126,6 @@ def _find_v2(name: str, mounts: dict[str, str], own: dict[str, str]) -> Controll
     return None
 
 
-class Groups:
-    """The control groups of a launcher's boxes."""
-
-    def __init__(self, controllers: list[Controller]) -> None:
-        self.controllers, self.owner = self._usable(controllers), owner_name()
-        self._leftover: list[str] = []
-
-    def _usable(self, controllers: list[Controller]) -> list[Controller]:
-        """The controllers in which our own directory could be made (a read-only mount is no use)."""
-        name, usable = owner_name(), []
-        for controller in controllers:
-            path = f"{controller.root}/{name}"
-            with contextlib.suppress(OSError):
-                os.makedirs(path, exist_ok=True)
-                if controller.version == 2:
-                    write(f"{path}/cgroup.subtree_control", f"+{controller.name}")
-                usable.append(controller)
-        return usable
-
-    def make(self, box: str, limits: Limits) -> list[str]:
-        """The box's groups, with their limits set; its first process enters them by `cgroup.procs`."""
-        paths: list[str] = []
-        for controller in self.controllers:
-            path = f"{controller.root}/{self.owner}/{box}"
-            if path not in paths:
-                os.mkdir(path)
-                paths.append(path)
-            for name, value in _settings(controller, limits):
-                with _optional(name == "memory.swap.max" or name == "memory.memsw.limit_in_bytes"):
-                    write(f"{path}/{name}", value)
-        return paths
-
-    def remove_later(self, paths: list[str]) -> None:
-        """A group can go only when its last process has; `sweep` tries again until then."""
-        self._leftover.extend(paths)
-
-    def sweep(self) -> bool:
-        """Removes what can be removed; says whether something is left."""
-        self._leftover = [path for path in self._leftover if not _rmdir(path)]
-        return bool(self._leftover)
-
-    def close(self) -> None:
-        self.sweep()
-        for controller in self.controllers:
-            _rmdir(f"{controller.root}/{self.owner}")
-
-
-def _settings(controller: Controller, limits: Limits) -> list[tuple[str, str]]:
-    memory, quota = str(limits.memory_bytes), max(1_000, int(limits.cpus * _PERIOD_US))
-    if controller.version == 2:
-        return {
-            "memory": [("memory.max", memory), ("memory.swap.max", "0")],
-            "pids": [("pids.max", str(limits.processes + 1))],
-            "cpu": [("cpu.max", f"{quota} {_PERIOD_US}")],
-        }[controller.name]
-    return {
-        "memory": [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes", memory)],
-        "pids": [("pids.max", str(limits.processes + 1))],
-        "cpu": [("cpu.cfs_quota_us", str(quota))],
-    }[controller.name]
-
-
-def oom_counter(paths: list[str]) -> int | None:
-    """A descriptor whose text counts the box's out-of-memory kills."""
-    for path in paths:
-        for name in ("memory.oom_control", "memory.events"):
-            with contextlib.suppress(FileNotFoundError):
-                return os.open(f"{path}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-    return None
-
-
 def count_oom(fd: int | None) -> int:
     """How often the kernel killed for memory in the box so far."""
     if fd is None:
@@ -208,7 +137,7 @@ def count_oom(fd: int | None) -> int:
     return 0
 
 
-def set_rlimits(limits: Limits, held: set[str]) -> None:
+def set_rlimits(limits: Limits, held: Collection[str]) -> None:
     """What a process inherits; stands in for the groups that are not there."""
     _rlimit(resource.RLIMIT_CORE, 0)
     _rlimit(resource.RLIMIT_NOFILE, 65_536)
@@ -226,7 +155,7 @@ def _rlimit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def describe(held: set[str], *, pid_max: bool) -> str:
+def describe(held: Collection[str], *, pid_max: bool) -> str:
     """What holds, and by what; what is not named is not held."""
     parts = [
         "memory:cgroup" if "memory" in held else "memory:rlimit_data",
@@ -252,8 +181,8 @@ def remove_dead(controllers: list[Controller]) -> None:
             with contextlib.suppress(OSError):
                 for pid in _read(f"{owner}/{box}/cgroup.procs").split():
                     os.kill(int(pid), signal.SIGKILL)
-            _rmdir(f"{owner}/{box}")
-        _rmdir(owner)
+            rmdir(f"{owner}/{box}")
+        rmdir(owner)
 
 
 def _listdir(path: str) -> list[str]:
@@ -263,7 +192,7 @@ def _listdir(path: str) -> list[str]:
         return []
 
 
-def _rmdir(path: str) -> bool:
+def rmdir(path: str) -> bool:
     try:
         os.rmdir(path)
     except FileNotFoundError:
@@ -271,10 +200,6 @@ def _rmdir(path: str) -> bool:
     except OSError:
         return False
     return True
-
-
-def _optional(yes: bool) -> contextlib.AbstractContextManager[None]:
-    return contextlib.suppress(OSError) if yes else contextlib.nullcontext()
 
 
 def _read(path: str) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import socket
-import struct
 from typing import Any
 
 from rollout_engine.sandboxes.namespace.helper import syscalls as sys
+from rollout_engine.sandboxes.namespace.helper.plan import Plan
 
 _PROC_READONLY = ("sys",)
 _PROC_MASKED = ("keys", "key-users", "interrupts")
@@ -17,10 +15,12 @@ _PROC_MASKED = ("keys", "key-users", "interrupts")
 _PLAIN_READONLY = ("irq", "bus", "sysrq-trigger", "fs")
 _PLAIN_MASKED = ("kcore", "kallsyms", "kmsg", "timer_list", "sched_debug", "acpi", "scsi", "latency_stats")
 _SAFE = sys.MS_NOSUID | sys.MS_NODEV
+_TTY = 5
+"""The group of terminals."""
 _SCRATCHES = ("/tmp", "/run", "/mnt")
 
 
-def build(plan: dict[str, Any], fds: list[int]) -> bool:
+def build(plan: Plan, fds: list[int]) -> bool:
     """Makes the planned root; `fds` are the scratch, the devices, and the layers in the plan's order.
 
     Returns whether the number of processes is held by the pid namespace.
@@ -32,8 +32,8 @@ def build(plan: dict[str, Any], fds: list[int]) -> bool:
     new = f"{scratch}/m"
     _overlays(plan, scratch, new)
     root = os.open(new, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    held = _proc(root, int(plan["processes"]), plain=not plan["userxattr"])
-    _devices(root, fds[1], f"{scratch}/shm", tty=plan["tty"])
+    held = _proc(root, -1 if "pids" in plan.held else plan.limits.processes, plain=not plan.userns)
+    _devices(root, fds[1], f"{scratch}/shm", tty=plan.ids > _TTY)
     for fd in (*fds, root):
         os.close(fd)
     os.chdir(new)
@@ -43,12 +43,12 @@ def build(plan: dict[str, Any], fds: list[int]) -> bool:
     return held
 
 
-def _overlays(plan: dict[str, Any], scratch: str, new: str) -> None:
+def _overlays(plan: Plan, scratch: str, new: str) -> None:
     """One overlay per tree, / first. A target is looked up inside the new root: no link leads out of it."""
     first = 0
-    option = ",userxattr" if plan["userxattr"] else ""
+    option = ",userxattr" if plan.userns else ""
     root = -1
-    for index, (at, count) in enumerate(plan["trees"]):
+    for index, (at, count) in enumerate(plan.trees):
         lowers = ":".join(f"{scratch}/l{layer}" for layer in reversed(range(first, first + count)))
         options = f"lowerdir={lowers},upperdir={scratch}/u{index},workdir={scratch}/w{index}{option}"
         first += count
@@ -141,9 +141,3 @@ def _devices(root: int, tree: int, shm: str, *, tty: bool) -> None:
         sys.mount(
             "devpts", target, "devpts", sys.MS_NOSUID | sys.MS_NOEXEC, f"newinstance,ptmxmode=0666,mode=620{group}"
         )
-
-
-def loopback_up() -> None:
-    """Brings 127.0.0.1 up in a network namespace that has nothing else."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
-        fcntl.ioctl(sock, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))

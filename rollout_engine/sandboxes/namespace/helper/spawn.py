@@ -8,6 +8,7 @@ import signal
 import stat
 from typing import NoReturn
 
+from rollout_engine.sandboxes.namespace.helper import programs
 from rollout_engine.sandboxes.namespace.helper.users import User
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -34,20 +35,42 @@ def spawn(argv: list[str], cwd: str, env: dict[str, str], user: User, fds: list[
     return pid
 
 
+def fork_python(
+    program: bytes, cwd: str, env: dict[str, str], user: User, fds: list[int], library: int, *, groups: bool
+) -> int:
+    """As `spawn`, for a marshalled Python program that needs no interpreter of its own (see programs)."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        _take_place(cwd, user, fds, groups=groups)
+        programs.run(program, env, library)
+    except BaseException as error:
+        os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace")[:4096])
+    finally:
+        os._exit(126)
+
+
+def _take_place(cwd: str, user: User, fds: list[int], *, groups: bool) -> None:
+    """What makes a fork of the supervisor a command: its session, its user, its descriptors, its signals."""
+    signal.set_wakeup_fd(-1)
+    os.setsid()
+    if groups:
+        os.setgroups(user.groups)
+    os.setresgid(user.gid, user.gid, user.gid)
+    os.setresuid(user.uid, user.uid, user.uid)
+    for number, fd in enumerate(fds):
+        os.dup2(fd, number)
+    os.chdir(cwd)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def _become(
     argv: list[str], cwd: str, env: dict[str, str], user: User, fds: list[int], tell: int, *, groups: bool
 ) -> NoReturn:
     """In a fork of the supervisor: the command, or word of why not."""
     try:
-        signal.set_wakeup_fd(-1)
-        os.setsid()
-        if groups:
-            os.setgroups(user.groups)
-        os.setresgid(user.gid, user.gid, user.gid)
-        os.setresuid(user.uid, user.uid, user.uid)
-        for number, fd in enumerate(fds):
-            os.dup2(fd, number)
-        os.chdir(cwd)
+        _take_place(cwd, user, fds, groups=groups)
         for ignored in _IGNORED_BY_PYTHON:
             signal.signal(ignored, signal.SIG_DFL)
         os.execve(_find(argv[0], env.get("PATH", os.defpath)), argv, env)

@@ -14,7 +14,8 @@ from typing import Any
 
 from rollout_engine.sandboxes.namespace.helper import archive, files, processes, users, wire
 from rollout_engine.sandboxes.namespace.helper.limits import count_oom
-from rollout_engine.sandboxes.namespace.helper.spawn import spawn
+from rollout_engine.sandboxes.namespace.helper.plan import Plan
+from rollout_engine.sandboxes.namespace.helper.spawn import fork_python, spawn
 from rollout_engine.sandboxes.namespace.helper.users import User
 
 _DISCARD = 2**16
@@ -24,21 +25,21 @@ _OOM_SCORE = 500
 """Added for commands, so that the kernel kills them before their supervisor and before the host's processes."""
 
 
-def supervise(channel: socket.socket, launcher: int, plan: dict[str, Any], oom: int | None, score: int) -> None:
+def supervise(
+    channel: socket.SocketType, launcher: int, plan: Plan, oom: int | None, score: int, enforced: str
+) -> None:
     """What the boxes of sandboxes do: they say that they are ready, and serve."""
-    wire.send(channel, {"ready": True, "limits": plan["enforced"]})
+    wire.send_text(channel, f'{{"ready":true,"limits":"{enforced}"}}')
     Supervisor(channel, launcher, plan, oom, score).run()
 
 
 class Supervisor:
     """Serves one box's socket. Every reply carries the number of its request."""
 
-    def __init__(
-        self, channel: socket.socket, launcher: int, plan: dict[str, Any], oom: int | None, score: int
-    ) -> None:
+    def __init__(self, channel: socket.SocketType, launcher: int, plan: Plan, oom: int | None, score: int) -> None:
         self._channel, self._launcher, self._oom, self._score_fd = channel, launcher, oom, score
-        self._ids, self._user = plan["ids"], plan["user"]
-        self._workdir = plan["workdir"]
+        self._ids, self._user = plan.ids, plan.user
+        self._workdir, self._library = plan.workdir, plan.library
         self._score = int(os.pread(score, 16, 0))
         self._poll = select.poll()
         self._jobs: dict[int, tuple[int, float]] = {}
@@ -46,23 +47,17 @@ class Supervisor:
         self._helpers: dict[int, int] = {}
         self._sinks: list[int] = []
         self._oom_seen = count_oom(oom)
-        self._ops: dict[str, Callable[[wire.Message], None]] = {
-            "exec": self._exec, "kill": self._kill, "read": self._read, "write": self._write, "pack": self._pack,
-            "unpack": self._unpack, "sink": self._sink, "freeze": self._freeze,
-            "quiesce": self._quiesce, "listen": self._listen,
-        }  # fmt: skip
 
     def run(self) -> None:
         """Returns when the host or the launcher is gone, which is the end of the box."""
         woken, wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)  # SIGCHLD itself the nursery has seen to
         for fd in (self._channel.fileno(), self._launcher, woken):
             self._poll.register(fd, select.POLLIN)
         while True:
             for fd, _ in self._poll.poll():
                 if fd == self._channel.fileno():
-                    self._serve(wire.receive(self._channel))
+                    self._serve(wire.receive(self._channel, orders=True))
                 elif fd == woken:
                     with contextlib.suppress(BlockingIOError):
                         os.read(woken, 512)
@@ -74,7 +69,7 @@ class Supervisor:
 
     def _serve(self, message: wire.Message) -> None:
         try:
-            self._ops[message.header["op"]](message)
+            getattr(self, f"_do_{message.header['op']}")(message)
         except users.UnknownUser as error:
             self._reply(message, {"error": "user", "text": str(error)})
         except ValueError as error:
@@ -94,11 +89,11 @@ class Supervisor:
 
     # Commands.
 
-    def _exec(self, message: wire.Message) -> None:
+    def _do_exec(self, message: wire.Message) -> None:
         header, user = message.header, self._find(message)
         env = {"PATH": _PATH, "LANG": "C.UTF-8", "HOME": user.home, **header["env"]}
         try:
-            pid = self._spawn(header["argv"], header["cwd"] or self._workdir, env, user, message.fds)
+            pid = self._spawn(message, header["cwd"] or self._workdir, env, user)
         except OSError as error:
             self._reply(message, {"errno": error.errno, "text": os.strerror(error.errno or 0), "at": error.filename})
             return
@@ -106,11 +101,14 @@ class Supervisor:
         if header["keep"]:
             self._kept[header["id"]] = pid
 
-    def _spawn(self, argv: list[str], cwd: str, env: dict[str, str], user: User, fds: list[int]) -> int:
-        """Children inherit the raised score, this process has it only while it forks."""
+    def _spawn(self, message: wire.Message, cwd: str, env: dict[str, str], user: User) -> int:
+        """Children inherit the raised score, this process has it only while it forks. A blob is a Python program."""
+        groups, argv, program = self._ids > 1, message.header["argv"], message.blob
         self._set_score(self._score + _OOM_SCORE)
         try:
-            return spawn(argv, cwd, env, user, fds, groups=self._ids > 1)
+            if program:
+                return fork_python(program, cwd, env, user, message.fds, self._library, groups=groups)
+            return spawn(argv, cwd, env, user, message.fds, groups=groups)
         finally:
             self._set_score(self._score)
 
@@ -136,9 +134,10 @@ class Supervisor:
     def _ended(self, job: int, started: float, code: int) -> None:
         seen, self._oom_seen = self._oom_seen, count_oom(self._oom)
         seconds = time.monotonic() - started
-        wire.send(self._channel, {"id": job, "code": code, "oom": self._oom_seen > seen, "seconds": seconds})
+        oom = self._oom_seen - seen
+        wire.send_text(self._channel, f'{{"id":{job},"code":{code},"oom":{oom},"seconds":{seconds!r}}}')
 
-    def _kill(self, message: wire.Message) -> None:
+    def _do_kill(self, message: wire.Message) -> None:
         """Kills a command's group; a background job's also when its first process has ended."""
         wanted = message.header["job"]
         group = next((pid for pid, (job, _) in self._jobs.items() if job == wanted), None)
@@ -148,7 +147,7 @@ class Supervisor:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
 
-    def _sink(self, message: wire.Message) -> None:
+    def _do_sink(self, message: wire.Message) -> None:
         """Takes over the output of what a command left running, so that it can go on writing."""
         while message.fds:
             fd = message.fds.pop()
@@ -172,7 +171,7 @@ class Supervisor:
         self._sinks.remove(fd)
         os.close(fd)
 
-    def _freeze(self, message: wire.Message) -> None:
+    def _do_freeze(self, message: wire.Message) -> None:
         """Ends every other process of the box, so that nothing writes to its files any more."""
         while True:
             try:
@@ -185,7 +184,7 @@ class Supervisor:
         self._jobs.clear()
         self._reply(message, {})
 
-    def _quiesce(self, message: wire.Message) -> None:
+    def _do_quiesce(self, message: wire.Message) -> None:
         """Ends every process but those of the jobs to keep, and what these started.
 
         A job that has ended keeps nobody: its number may be another's by now.
@@ -197,7 +196,7 @@ class Supervisor:
 
     # Files.
 
-    def _read(self, message: wire.Message) -> None:
+    def _do_read(self, message: wire.Message) -> None:
         with users.acting_as(self._find(message)):
             fd, size, data = files.read(message.header["path"], message.header["max_bytes"])
         try:
@@ -208,17 +207,17 @@ class Supervisor:
         finally:
             os.close(fd)
 
-    def _write(self, message: wire.Message) -> None:
+    def _do_write(self, message: wire.Message) -> None:
         with users.acting_as(self._find(message)):
             source = message.fds[0] if message.fds else None
             files.write(message.header["path"], message.blob, source, message.header["mode"])
         self._reply(message, {})
 
-    def _pack(self, message: wire.Message) -> None:
+    def _do_pack(self, message: wire.Message) -> None:
         header = message.header
         self._in_child(message, lambda fd: files.pack(header["path"], fd, header["max_bytes"]))
 
-    def _unpack(self, message: wire.Message) -> None:
+    def _do_unpack(self, message: wire.Message) -> None:
         self._in_child(message, lambda fd: files.unpack(fd, message.header["path"]))
 
     def _in_child(self, message: wire.Message, work: Callable[[int], None]) -> None:
@@ -250,7 +249,7 @@ class Supervisor:
 
     # Network.
 
-    def _listen(self, message: wire.Message) -> None:
+    def _do_listen(self, message: wire.Message) -> None:
         """A socket that listens on the box's own 127.0.0.1, for the host to accept on."""
         with socket.create_server(("127.0.0.1", message.header["port"]), backlog=128) as server:
             self._reply(message, {"port": server.getsockname()[1]}, b"", (server.fileno(),))

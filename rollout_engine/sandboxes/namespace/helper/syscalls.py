@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import struct
 
 _libc = ctypes.CDLL(None, use_errno=True)
 # Looked up once: every box would pay for it, in time and in pages that it no longer shares.
@@ -17,6 +18,7 @@ KNOWN_MACHINE = os.uname().machine in ("x86_64", "aarch64")
 _CLONE = 220 if _ARM else 56
 _PIVOT_ROOT = 41 if _ARM else 155
 _CAPSET = 91 if _ARM else 126
+_SOCKET, _IOCTL = (198, 29) if _ARM else (41, 16)
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 437, 442
 
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x2000000, 0x4000000, 0x8000000
@@ -35,6 +37,10 @@ CAP_SETGID, CAP_SETUID, CAP_SETPCAP, CAP_NET_BIND_SERVICE, CAP_SYS_ADMIN = 6, 7,
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 38, 47, 4
+
+_AF_INET, _SOCK_DGRAM, _SIOCSIFFLAGS = 2, 0o2000002, 0x8914
+_LO_UP = struct.pack("16sh14x", b"lo", 0x1 | 0x40)
+"""A request that names the interface `lo`, and sets it up and running."""
 
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 _OPEN_TREE_CLONE = 1
@@ -73,6 +79,16 @@ def unshare(flags: int) -> None:
 
 def setns(fd: int, kind: int) -> None:
     _check(_libc.setns(fd, kind), "setns")
+
+
+def loopback_up() -> None:
+    """Brings 127.0.0.1 up in a network namespace that has nothing else.
+
+    Not by the module `socket`: a new box would write to many pages that it shares until then.
+    """
+    fd = _call("socket", _SOCKET, _AF_INET, _SOCK_DGRAM, 0)
+    _call("ioctl", _IOCTL, fd, _SIOCSIFFLAGS, _LO_UP)
+    os.close(fd)
 
 
 def prctl(option: int, arg: int = 0, arg3: int = 0) -> None:
@@ -166,16 +182,16 @@ def open_inside(root: int, path: str, flags: int, resolve: int = RESOLVE_IN_ROOT
     return _check(int(number), path)
 
 
-class _CapHeader(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
-
-
-def capset(caps: tuple[int, ...]) -> None:
-    """Keeps these capabilities, effective and permitted, and makes none of them inheritable."""
+def capabilities(caps: tuple[int, ...]) -> tuple[ctypes.Array[ctypes.c_uint32], ctypes.Array[ctypes.c_uint32]]:
+    """These, effective and permitted, and none of them inheritable, as `capset` takes them."""
     mask = sum(1 << cap for cap in caps)
     low, high = mask & 0xFFFFFFFF, mask >> 32
-    data = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
-    _call("capset", _CAPSET, ctypes.byref(_CapHeader(0x20080522, 0)), ctypes.byref(data))
+    return (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
+
+
+def capset(wanted: tuple[ctypes.Array[ctypes.c_uint32], ctypes.Array[ctypes.c_uint32]]) -> None:
+    """Keeps these capabilities and no others."""
+    _call("capset", _CAPSET, *wanted)
 
 
 class _SockFilters(ctypes.Structure):

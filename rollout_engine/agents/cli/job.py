@@ -1,0 +1,127 @@
+"""One agent program in its sandbox: started, watched until something ends it, and always ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rollout_engine.agents.cli.ending import Ended
+from rollout_engine.agents.cli.program import PROMPT_FILE, Launch
+from rollout_engine.errors import AgentError, ExecTimeout, RolloutEngineError
+from rollout_engine.proxy.rollout_session import RolloutSession
+from rollout_engine.sandboxes.base import JobStatus, Sandbox
+from rollout_engine.types import StopReason
+
+SETTINGS_S = 60.0
+"""Writing the prompt and the settings."""
+STOP_S = 5.0
+"""How long is waited for the last output of a program whose rollout is being cancelled."""
+MIN_PAUSE_S, MAX_PAUSE_S, PAUSE_SHARE = 0.01, 0.5, 0.05
+"""Between two looks at a program: a share of the time that it has run."""
+
+_HOME = 'umask 077; h="${TMPDIR:-/tmp}/rollout-agent"; mkdir -p "$h" && cat > "$h/$0" && printf %s "$h"'
+_FILE = 'umask 077; mkdir -p "$(dirname "$0")" && cat > "$0"'
+_START = 'exec "$@" < "$0"'
+
+
+class Limits(NamedTuple):
+    """When a program is ended."""
+
+    ends_at: float
+    """The event loop's clock."""
+    idle_s: float
+    limit_grace_s: float
+
+
+async def make_home(sandbox: Sandbox, prompt: str) -> str:
+    """A fresh HOME of the sandbox's own user, with the prompt in it. Raises AgentError, SandboxError."""
+    return (await _put(sandbox, _HOME, PROMPT_FILE, prompt)).decode(errors="replace")
+
+
+async def put_files(sandbox: Sandbox, launch: Launch, files: Mapping[str, str]) -> None:
+    """Writes a program's settings below its HOME."""
+    for path, text in files.items():
+        await _put(sandbox, _FILE, f"{launch.home}/{path}", text)
+
+
+async def _put(sandbox: Sandbox, script: str, name: str, text: str) -> bytes:
+    data = text.encode("utf-8", "replace")
+    try:
+        done = await sandbox.exec(["sh", "-c", script, name], stdin=data, timeout_s=SETTINGS_S)
+    except ExecTimeout as error:
+        raise AgentError(f"the agent program's settings could not be written: {error}") from error
+    if not done.ok:
+        said = done.stderr[-500:].decode(errors="replace").strip()
+        raise AgentError(f"the agent program's settings could not be written ({done.exit_code}): {said}")
+    return done.stdout
+
+
+class Job:
+    """A program that runs. `status` is the last that was seen of it."""
+
+    def __init__(self, sandbox: Sandbox, name: str) -> None:
+        self._sandbox, self._name = sandbox, name
+        self._oom_kills = sandbox.oom_kills or 0
+        self._began = asyncio.get_running_loop().time()
+        self.status = JobStatus(None)
+        self.exit_code: int | None = None
+        """None: it did not end by itself."""
+
+    @classmethod
+    async def start(
+        cls, sandbox: Sandbox, launch: Launch, argv: Sequence[str], env: Mapping[str, str], *, stdin: bool
+    ) -> Job:
+        """`stdin`: its standard input is the prompt; else there is none."""
+        given = f"{launch.home}/{PROMPT_FILE}" if stdin else "/dev/null"
+        job = await sandbox.start(["sh", "-c", _START, given, *argv], env={"HOME": launch.home, **env})
+        return cls(sandbox, job)
+
+    @property
+    def seconds(self) -> float:
+        return asyncio.get_running_loop().time() - self._began
+
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether the kernel killed under it for memory."""
+        return (self._sandbox.oom_kills or 0) > self._oom_kills
+
+    async def watch(self, session: RolloutSession, limits: Limits) -> Ended:
+        """Waits until it ends or must be ended; then it is. Raises SandboxError."""
+        loop = asyncio.get_running_loop()
+        limit_at: float | None = None
+        while True:
+            self.status = await self._sandbox.poll(self._name)
+            if self.status.exit_code is not None:
+                self.exit_code = self.status.exit_code
+                return "exit"
+            now = loop.time()
+            if limit_at is None and session.limit not in (None, StopReason.CONTEXT_OVERFLOW):
+                limit_at = now + limits.limit_grace_s
+            ended = self._must_end(session, limits, now, limit_at)
+            if ended is not None:
+                await self.end()
+                return ended
+            pause = min(max(self.seconds * PAUSE_SHARE, MIN_PAUSE_S), MAX_PAUSE_S)
+            await asyncio.sleep(max(min(pause, limits.ends_at - now), MIN_PAUSE_S))
+
+    def _must_end(self, session: RolloutSession, limits: Limits, now: float, limit_at: float | None) -> Ended | None:
+        if session.failure is not None:
+            return "failure"
+        if limit_at is not None and now >= limit_at:
+            return "limit"
+        if now >= limits.ends_at:
+            return "time"
+        return "idle" if session.idle_s >= limits.idle_s else None
+
+    async def end(self) -> None:
+        """Kills the program and its group, and takes its last output."""
+        await self._sandbox.stop(self._name)
+        self.status = await self._sandbox.poll(self._name)
+
+    async def cut(self) -> None:
+        """The same within STOP_S, for a rollout that is being cancelled; its sandbox ends what is left."""
+        with contextlib.suppress(RolloutEngineError, OSError, TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                await self.end()

@@ -1,0 +1,94 @@
+"""A Docker daemon of the suite's own, which nobody misses when it is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from docker import APIClient
+
+from tests.chaos.work import IMAGE
+from tests.ray.rays import ROOT, alive, blocking_until, command, descendants
+
+SCRIPT = ROOT / ".ci/docker.py"
+
+
+class Daemon:
+    """Started over an empty `state`, with an image that needs no network.
+
+    Its address is DOCKER_HOST of this process from then on. Whoever makes it calls `stop`.
+    """
+
+    def __init__(self, state: Path) -> None:
+        self._state = state
+        self.start()
+
+    def start(self) -> None:
+        """Returns once it answers."""
+        os.environ["DOCKER_HOST"] = self._ask("start", IMAGE).removeprefix("export DOCKER_HOST=").strip()
+
+    def _ask(self, *arguments: str) -> str:
+        return subprocess.run(
+            [sys.executable, SCRIPT, *arguments],
+            env={**os.environ, "ROLLOUT_DOCKER_STATE": str(self._state)},
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        ).stdout
+
+    @property
+    def pid(self) -> int:
+        return int((self._folder / "pid").read_text())
+
+    @property
+    def _folder(self) -> Path:
+        return Path(os.environ["DOCKER_HOST"].removeprefix("unix://")).parent
+
+    def kill(self) -> None:
+        """SIGKILL. `start` brings up another one over the same state."""
+        pids = [self.pid, *(pid for pid in descendants(self.pid) if command(pid).startswith("containerd "))]
+        os.kill(self.pid, signal.SIGKILL)
+        blocking_until(lambda: not alive(pids), "the daemon and its containerd, which ends with it, have ended", 10)
+        for pid in pids:  # adopted orphans; their successors take a zombie for alive
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+    def left(self) -> list[str]:
+        """Everything that the engine made in it and is still there. Nobody else uses it."""
+        api = APIClient(os.environ["DOCKER_HOST"], timeout=30)
+        try:
+            containers = [f"container {each['Names']} {each['State']}" for each in api.containers(all=True)]
+            images = [
+                str(each["RepoTags"]) for each in api.images() if f"{IMAGE}:latest" not in (each["RepoTags"] or ())
+            ]
+            kept = {"bridge", "host", "none"}
+            return containers + images + [each["Name"] for each in api.networks() if each["Name"] not in kept]
+        finally:
+            api.close()
+
+    def forgotten(self) -> set[int]:
+        """Processes of containers that its API does not know: a daemon was killed while it started them."""
+        api = APIClient(os.environ["DOCKER_HOST"], timeout=30)
+        try:
+            known = {each["Id"] for each in api.containers(all=True)}
+        finally:
+            api.close()
+        shims = {pid: command(pid).split() for pid in descendants(os.getpid()) if "/containerd-shim" in command(pid)}
+        return {below for pid, line in shims.items() if not known & set(line) for below in descendants(pid)}
+
+    def sweep(self) -> None:
+        """Ends the shims that killed daemons forgot; only while there is no container."""
+        for pid in descendants(os.getpid()):
+            line = command(pid)
+            if ("/containerd-shim" in line and str(self._folder) in line) or line.startswith("runc "):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._ask("stop")
+        self.sweep()
+        os.environ.pop("DOCKER_HOST", None)

@@ -1,0 +1,43 @@
+"""Kills of every kind in one run after another: no row lost or doubled, nothing left. The long form: `make chaos`.
+
+One part: python -m tests.chaos --seed 1 --kills 15 --tasks 40
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.chaos.plan import KINDS, make_plan
+from tests.ray.rays import ROOT
+
+pytestmark = pytest.mark.ray
+
+SUITE_S = 900.0
+"""Three minutes on a machine with nothing else to do."""
+
+
+def test_a_plan_is_the_seeds_and_has_every_kind() -> None:
+    plan = make_plan(7, 200)
+    assert plan == make_plan(7, 200) != make_plan(8, 200)
+    kinds = Counter(kind for strike in plan for kind in strike.kinds)
+    assert kinds.total() == 200
+    assert set(kinds) == set(KINDS)
+    assert any(len(strike.kinds) == 2 for strike in plan)
+
+
+def test_fifteen_kills_lose_no_row_and_leave_nothing() -> None:
+    suite = subprocess.run(
+        [sys.executable, "-m", "tests.chaos", "--seed", "1", "--kills", "15", "--tasks", "40"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SUITE_S,
+        check=False,
+    )
+    print(suite.stdout)
+    assert suite.returncode == 0, suite.stdout
