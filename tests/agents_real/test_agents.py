@@ -22,9 +22,8 @@ from rollout_engine.engine import RolloutEngine
 from rollout_engine.store import open_run, read_rollouts
 from tests import docker_here
 from tests.agents_cli.conftest import Serve, behind, needs_namespaces, serve, shell_task
-from tests.ray.conftest import shared_ray
 
-__all__ = ["serve", "shared_ray"]
+__all__ = ["serve"]
 pytestmark = [pytest.mark.ray, pytest.mark.docker]
 
 CACHE = os.environ.get("AGENTS_CACHE") or str(Path(__file__).parents[2] / ".cache" / "agents")
