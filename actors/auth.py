@@ -33,12 +33,16 @@ def has_token() -> bool:
 
 
 def reread_ray_config() -> None:
-    """Ray reads the mode when it is imported, which has happened by now; a version without this reads it later."""
+    """Ray reads the mode when it is imported, which has happened by now, and keeps the first token that it reads.
+
+    A version without these reads both later.
+    """
     try:
-        from ray._raylet import Config  # type: ignore[attr-defined]
+        from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
     except ImportError:
         return
     Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def _restore(before: str | None) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # So it is for what a script puts in the background; the programs under test would inherit it, and hear no Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW = (
     "agents_real/",
