@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rollout_engine.agentclock import AgentClock
 from rollout_engine.agents.base import AgentReport
@@ -12,9 +13,20 @@ from rollout_engine.config import JudgeSpec, ModelSpec
 from rollout_engine.estimate import TokenEstimate
 from rollout_engine.formats.base import Overrides
 from rollout_engine.gatedcall import GatedCall
+from rollout_engine.metered import CallEnded, nobody
 from rollout_engine.models.base import ModelClient, Passed, PassingClient, Piece
 from rollout_engine.permits import Permits
-from rollout_engine.types import CallContext, Completion, Delta, Message, RolloutRecord, Sampling, ToolSpec, Usage
+from rollout_engine.types import (
+    CallContext,
+    CallGate,
+    Completion,
+    Delta,
+    Message,
+    RolloutRecord,
+    Sampling,
+    ToolSpec,
+    Usage,
+)
 from rollout_engine.waiting import awaiting
 
 CALL_GRACE_S = 1.0
@@ -30,12 +42,16 @@ class Model:
     sampling: Sampling
     permits: Permits = field(default_factory=Permits)
     estimate: TokenEstimate = field(default_factory=TokenEstimate)
+    ended: CallEnded = nobody
 
 
 class BoundModel:
     """Each call waits at the gate of the budgets, ends with the agent's time, and is added to the record."""
 
-    def __init__(self, model: Model, context: CallContext, clock: AgentClock, record: RolloutRecord) -> None:
+    def __init__(
+        self, model: Model, context: Callable[[int, CallGate], CallContext], clock: AgentClock, record: RolloutRecord
+    ) -> None:
+        """`context`: of the call with this number (from 0) at this gate."""
         self._model = model
         self._context = context
         self._clock = clock
@@ -67,16 +83,19 @@ class BoundModel:
         model = self._model
         asked = model.sampling if sampling is None else sampling
         # As `_gated` does, without its frames: this is what an engine does most.
-        call, context = await self._enter(self._chars(messages), asked.max_tokens)
+        call, context = self._next(self._chars(messages), asked.max_tokens)
+        if not call.begin():
+            await self._wait(call)
+        began = asyncio.get_running_loop().time()
         try:
             with awaiting(f"call {self._calls} to model {model.spec.name}"):
                 completion = await model.client.complete(
                     messages, sampling=asked, tools=tools, deadline=self._ends, context=context
                 )
         except BaseException as error:
-            call.leave(error)
+            self._leave(call, began, error)
             raise
-        call.leave()
+        self._leave(call, began)
         self._count(completion, call)
         return completion
 
@@ -131,25 +150,34 @@ class BoundModel:
     def _chars(self, messages: Sequence[Message]) -> int:
         return self._model.estimate.chars(messages) if self._model.permits.counts_tokens else 0
 
-    async def _enter(self, chars: int, max_tokens: int | None) -> tuple[GatedCall, CallContext]:
-        """One call that has begun: its gate, and what its client is told of it."""
+    def _next(self, chars: int, max_tokens: int | None) -> tuple[GatedCall, CallContext]:
+        """The next call: its gate, and what its client is told of it."""
         model = self._model
         call = GatedCall(model.permits, model.estimate, self._clock, chars, max_tokens)
-        context = replace(self._context, turn=self._calls, gate=call)
+        context = self._context(self._calls, call)
         self._calls += 1
-        with awaiting(f"a permit of model {model.spec.name}"):
-            await call.enter()
         return call, context
+
+    async def _wait(self, call: GatedCall) -> None:
+        with awaiting(f"a permit of model {self._model.spec.name}"):
+            await call.enter()
 
     @asynccontextmanager
     async def _gated(self, chars: int, max_tokens: int | None) -> AsyncGenerator[tuple[GatedCall, CallContext], None]:
-        call, context = await self._enter(chars, max_tokens)
+        call, context = self._next(chars, max_tokens)
+        if not call.begin():
+            await self._wait(call)
+        began = asyncio.get_running_loop().time()
         try:
             yield call, context
         except BaseException as error:
-            call.leave(error)
+            self._leave(call, began, error)
             raise
-        call.leave()
+        self._leave(call, began)
+
+    def _leave(self, call: GatedCall, began: float, error: BaseException | None = None) -> None:
+        call.leave(error)
+        self._model.ended(asyncio.get_running_loop().time() - began, error)
 
     def _count(self, completion: Completion, call: GatedCall) -> None:
         call.used(completion)
@@ -167,7 +195,12 @@ class BoundJudge(BoundModel):
     """A judge of the run as one verdict sees it: what it uses is counted apart from what the agent used."""
 
     def __init__(
-        self, judge: JudgeSpec, model: Model, context: CallContext, deadline: float, record: RolloutRecord
+        self,
+        judge: JudgeSpec,
+        model: Model,
+        context: Callable[[int, CallGate], CallContext],
+        deadline: float,
+        record: RolloutRecord,
     ) -> None:
         super().__init__(model, context, AgentClock(deadline, deadline), record)
         self.judge = judge

@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rollout_engine.agentclock import AgentClock
 from rollout_engine.agents.base import Agent, AgentLimits, equipped
@@ -33,8 +32,9 @@ from rollout_engine.errors import (
     VerifierTimeout,
     VerifierUnavailable,
     failure_of,
+    forget_frames,
 )
-from rollout_engine.hooks import hooked, noting
+from rollout_engine.hooks import has_hook, hooked, noting
 from rollout_engine.sandboxes.base import SNAPSHOT, Recipe, Sandbox, SandboxProvider, SandboxSpec
 from rollout_engine.services import start_services
 from rollout_engine.specs import Task
@@ -42,6 +42,7 @@ from rollout_engine.teardown import MIN_CLOSE_S, Leftovers, Owned, remove_all
 from rollout_engine.types import (
     Boundary,
     CallContext,
+    CallGate,
     Isolation,
     RolloutSpec,
     Score,
@@ -54,6 +55,8 @@ from rollout_engine.types import (
 from rollout_engine.verifiers.base import Verifier, takes_sandbox
 from rollout_engine.verifiers.case import enter_case
 from rollout_engine.waiting import Activity, Cell, Phase, enter_rollout
+
+T = TypeVar("T")
 
 VERIFY_TRIES = 3
 """Sandboxes that a verification is tried in where they fail under it."""
@@ -136,9 +139,11 @@ class Rollout:
             if _asked_to_end(error):
                 raise
             record.fail(failure_of(error, _BOUNDARY_OF_PHASE.get(self.phase, Boundary.HOST)))
+            forget_frames(error)
         finally:
             self._free_slot()
             await self._close()
+            self._sandbox = None  # which still knows, by its tasks, on whose behalf it was closed
             record.num_turns = len(record.turns)
             record.ended_at = self._resources.clock()
 
@@ -233,15 +238,12 @@ class Rollout:
         self.at.enter("agent", "its agent")
         record, task, limits = self.record, self._prepared.task, self._prepared.limits
         model = self._resources.models[record.model]
-        seed = self._resources.config.seed
-        context = CallContext(
-            seed, record.round, record.task_id, record.model, record.attempt, 0, task.answer, task.script
-        )
         clock = AgentClock(min(deadline, asyncio.get_running_loop().time() + limits.agent_s), deadline)
-        bound = BoundModel(model, context, clock, record)
+        bound = BoundModel(model, self._context, clock, record)
         try:
-            async with clock.limit, self._hooked(self._resources.agent, self._sandbox, SetupError, SetupTimeout):
-                reason = await self._resources.agent.run(task, bound, self._sandbox, limits, self._on_turn)
+            async with clock.limit:
+                work = partial(self._resources.agent.run, task, bound, self._sandbox, limits, self._on_turn)
+                reason = await self._hooked(work, self._resources.agent, self._sandbox, SetupError, SetupTimeout)
         except LimitReached as error:
             reason = error.reason
         except SandboxOutOfMemory:
@@ -266,12 +268,26 @@ class Rollout:
         reported = bound.report.final_answer
         record.final_answer = reported if reported is not None else final_answer(record.turns)
 
+    def _context(self, turn: int, gate: CallGate) -> CallContext:
+        """What the agent's model is told of a call."""
+        record, task, seed = self.record, self._prepared.task, self._resources.config.seed
+        key = (seed, record.round, record.task_id, record.model, record.attempt)
+        return CallContext(*key, turn, task.answer, task.script, gate)
+
     def _hooked(
-        self, owner: Any, sandbox: Sandbox | None, failed: type[RolloutEngineError], late: type[RolloutEngineError]
-    ) -> AbstractAsyncContextManager[None]:
-        """The owner's setup and cleanup around what it does; their errors are in the row."""
+        self,
+        work: Callable[[], Awaitable[T]],
+        owner: Any,
+        sandbox: Sandbox | None,
+        failed: type[RolloutEngineError],
+        late: type[RolloutEngineError],
+    ) -> Awaitable[T]:
+        """What the owner does, its setup and cleanup around it; their errors are in the row."""
+        if not has_hook(owner, "setup", "cleanup"):
+            return work()  # as for nearly every rollout there is
         note, cleanup_s = noting(self.record.hook_errors), self._resources.config.limits.close_s / 2
-        return hooked(owner, self._prepared.task, sandbox, note=note, failed=failed, late=late, cleanup_s=cleanup_s)
+        task = self._prepared.task
+        return hooked(work, owner, task, sandbox, note=note, failed=failed, late=late, cleanup_s=cleanup_s)
 
     def _on_turn(self, turn: Turn) -> None:
         if not isinstance(turn, Turn):
@@ -292,16 +308,16 @@ class Rollout:
         record, prepared = self.record, self._prepared
         record.verifier_isolation = prepared.verifier.isolation.value
         trajectory = Trajectory(tuple(record.turns), record.final_answer)
-        late = VerifierTimeout(f"no verdict within {prepared.verify_s:g} s")
         enter_case(self._judge)
         try:
-            async with self._resources.verifying, _phase_limit(prepared.verify_s, late):
+            async with self._resources.verifying, asyncio.timeout(prepared.verify_s) as limit:
                 self._score(await self._verdict(trajectory))
         # User code may raise anything, SystemExit included: all of it is the verifier's own failure.
         except BaseException as error:
             if isinstance(error, InfraError) or _asked_to_end(error):
                 raise
-            self._no_score(error)
+            late = isinstance(error, TimeoutError) and limit.expired()
+            self._no_score(VerifierTimeout(f"no verdict within {prepared.verify_s:g} s") if late else error)
 
     async def _verdict(self, trajectory: Trajectory) -> Score:
         """The verifier's finding, in the isolation that it asks for."""
@@ -316,9 +332,9 @@ class Rollout:
         return await self._verdict_apart(trajectory)
 
     async def _verdict_in(self, sandbox: Sandbox | None, trajectory: Trajectory) -> Score:
-        verifier, task = self._prepared.verifier, self._prepared.task
-        async with self._hooked(verifier, sandbox, VerifierError, VerifierTimeout):
-            return await verifier.verify(task, trajectory, sandbox)
+        verifier = self._prepared.verifier
+        work = partial(verifier.verify, self._prepared.task, trajectory, sandbox)
+        return await self._hooked(work, verifier, sandbox, VerifierError, VerifierTimeout)
 
     def _judge(self, name: str | None) -> BoundJudge:
         """The judge of a name, or the run's only one. Raises VerifierUnavailable."""
@@ -327,7 +343,10 @@ class Rollout:
         if judge is None:
             known = ", ".join(config.judges) or "none"
             raise VerifierUnavailable(f"the run has no judge {name or 'that is its only one'} (judges: {known})")
-        context = CallContext(config.seed, record.round, record.task_id, judge.name, record.attempt)
+
+        def context(turn: int, gate: CallGate) -> CallContext:
+            return CallContext(config.seed, record.round, record.task_id, judge.name, record.attempt, turn, gate=gate)
+
         deadline = asyncio.get_running_loop().time() + self._prepared.verify_s
         return BoundJudge(judge, self._resources.models[judge.name], context, deadline, record)
 
@@ -386,6 +405,7 @@ class Rollout:
     def _no_score(self, error: BaseException) -> None:
         """The score is null, unless the task declared that its verifier's errors count as zero."""
         self.record.note(failure_of(error, Boundary.VERIFIER))
+        forget_frames(error)
         if self._prepared.task.on_verifier_error == "zero":
             self.record.score, self.record.passed = 0.0, False
 
