@@ -85,7 +85,7 @@ class Slow:
     thinking: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
+    async def chat(self, request: web.Request) -> web.StreamResponse:
         self.calls += 1
         if self.calls <= self.quick:
             choice = {"index": 0, "message": {"role": "assistant", "tool_calls": [CALL]}, "finish_reason": "tool_calls"}
@@ -101,7 +101,7 @@ class Slow:
 @pytest.mark.parametrize("quick", [0, 1])
 async def test_during_a_call_which_ends_with_it(backend: str, quick: int) -> None:
     model = Slow(quick)
-    async with chat_server(model) as url:
+    async with chat_server(model.chat) as url:
         record = await killed(url, backend, lambda: model.thinking)
         await asyncio.wait_for(model.left.wait(), 10)
     assert model.calls == quick + 1

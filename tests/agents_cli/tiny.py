@@ -33,7 +33,7 @@ def ask(url=url, model=model, **more):
     return said[-1]
 if mode == "silent":
     print("thinking", file=sys.stderr, flush=True)
-    subprocess.run(["sleep", *sys.argv[2:3] or ["600"]])
+    subprocess.run(["sleep", (sys.argv[2:3] or ["600"])[0]])
 if mode == "quits":
     print("no idea what to do", file=sys.stderr)
     sys.exit(0)

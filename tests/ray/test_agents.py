@@ -43,7 +43,7 @@ class Halting:
     halted: int = 0
     cut: int = 0
 
-    async def __call__(self, request: web.Request) -> web.StreamResponse:
+    async def chat(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         await response.write(event({"delta": {"role": "assistant", "content": "Do"}}))
@@ -68,7 +68,7 @@ async def test_a_host_that_is_killed_in_mid_stream_takes_its_agents_along_and_th
 ) -> None:
     needs_backend(backend)
     task, model = shell_task(environment=ENVIRONMENTS[backend]), Halting()
-    async with asyncio.timeout(RUN_S), chat_server(model) as url, RolloutEngine(
+    async with asyncio.timeout(RUN_S), chat_server(model.chat) as url, RolloutEngine(
         [behind(url)], k=K, agent="command", agent_options=tiny("stream", NAP), sandbox=backend, ray="auto",
         run_dir=tmp_path / "run",
     ) as engine:  # fmt: skip
