@@ -37,7 +37,8 @@ FORGERIES = {
 """What a program does between its last model call and its end."""
 STANDS_UP_IN_PLACE = (*IN_PLACE, "the verifier's own script", "a daemon that waits for the verifier")
 """The rest is what an in_place verifier is marked as tamperable for."""
-BY = ("file", "exit code")
+BY = {"namespace": ("file", "exit code"), "docker": ("file",)}
+"""By what the verifier says its score: two containers a rollout cost too much for both."""
 CASES = [
     (forgery, isolation)
     for forgery in FORGERIES
@@ -48,16 +49,19 @@ CASES = [
 
 @pytest.fixture
 async def url(serve: Serve) -> str:
-    return str(await serve([task("file", "fresh")], m={}))
+    return str(await serve([task("file", "fresh", "42")], m={}))
 
 
-def task(by: str, isolation: str) -> Task:
+def task(by: str, isolation: str, answer: str) -> Task:
     verifier: dict[str, Any] = {**VERIFIERS[by], "isolation": isolation}
-    return Task(task_id="t", prompt="Write 42 into answer.txt.", environment={}, verifier=verifier, solution="Done.")  # type: ignore[arg-type]
+    return Task(
+        task_id="t", prompt="Write 42 into answer.txt.", environment={}, env_variables={"ANSWER": answer},
+        verifier=verifier, solution="Done.",
+    )  # type: ignore[arg-type]  # fmt: skip
 
 
-async def forged(rig: Bench, by: str, isolation: str) -> RolloutRecord:
-    made = rig.rollout(task(by, isolation))
+async def forged(rig: Bench, by: str, isolation: str, answer: str) -> RolloutRecord:
+    made = rig.rollout(task(by, isolation, answer))
     async with asyncio.timeout(ROLLOUT_S):
         await made.run()
     return made.record
@@ -65,12 +69,13 @@ async def forged(rig: Bench, by: str, isolation: str) -> RolloutRecord:
 
 @pytest.mark.parametrize(("forgery", "isolation"), CASES)
 async def test_no_forged_reward_counts(provider: SandboxProvider, url: str, forgery: str, isolation: str) -> None:
-    for answer in ("42", "41"):
-        work = shell(f"printf {answer} > answer.txt; {FORGERIES[forgery]}\nexit 0")
-        config = make_config(behind(url), sandbox=provider.name, agent="command", agent_options=work)
-        async with bench(config, provider=Kept(provider)) as rig:  # type: ignore[arg-type]
-            for record in await asyncio.gather(*(forged(rig, by, isolation) for by in BY)):
-                assert (record.status, record.stop_reason, record.num_turns) == ("completed", "finished", 2), record
-                assert (record.failure_message, record.verifier_isolation) == (None, isolation)
-                assert record.score == float(answer == "42")
+    work = shell(f"printf $ANSWER > answer.txt; {FORGERIES[forgery]}\nexit 0")
+    config = make_config(behind(url), sandbox=provider.name, agent="command", agent_options=work)
+    tries = [(by, answer) for by in BY[provider.name] for answer in ("42", "41")]
+    async with bench(config, provider=Kept(provider)) as rig:  # type: ignore[arg-type]
+        records = await asyncio.gather(*(forged(rig, by, isolation, answer) for by, answer in tries))
+    for (_, answer), record in zip(tries, records, strict=True):
+        assert (record.status, record.stop_reason, record.num_turns) == ("completed", "finished", 2), record
+        assert (record.failure_message, record.verifier_isolation) == (None, isolation)
+        assert record.score == float(answer == "42")
     assert left() == []
