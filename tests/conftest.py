@@ -12,8 +12,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW = (
+    "agents_cli/test_cancelled.py",
+    "agents_cli/test_kills.py",
     "agents_real/",
     "sandboxes/",
+    "verifiers/test_agent_programs.py",
     "verifiers/test_agents.py",
     "verifiers/test_hostile",
     "ray/test_driver_loss.py",

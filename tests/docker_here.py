@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 
@@ -32,6 +33,12 @@ def missing() -> str | None:
             raise RuntimeError(reason) from error
         return reason
     return None
+
+
+def left_of(run: str) -> list[str]:
+    """Names of everything that carries the run's label."""
+    with contextlib.closing(APIClient(**kwargs_from_env())) as api:
+        return Daemon(api).left(run)
 
 
 class Daemon:

@@ -81,10 +81,14 @@ class Door:
             return web.Response(status=426, headers={"connection": "close"}, text="there are no WebSockets here")
         route = route_of(request.method, rest, "anthropic-version" in request.headers)
         if route is None:
-            return web.Response(status=404, text=f"there is no {request.method} {rest[:200]} here")
+            text = f"there is no {request.method} {rest[:200]} here"
+            self._session.refused(text)
+            return web.Response(status=404, text=text)
         try:
             return await self._answer(request, route)
-        except (Malformed, RolloutEngineError) as error:
+        except Malformed as error:
+            return self._refuse(route, told_of(error))
+        except RolloutEngineError as error:
             return _refusal(route, told_of(error))
         except (ConnectionError, web.HTTPException):
             raise
@@ -100,6 +104,11 @@ class Door:
             log.warning("a request came with a token that is not, or no longer, this rollout's")
         return web.Response(status=404, text="not found")
 
+    def _refuse(self, route: Route, told: Told) -> web.Response:
+        """A request that could not be a model call: its rollout's row says so."""
+        self._session.refused(f"refused with {told.status}: {told.message}")
+        return _refusal(route, told)
+
     async def _answer(self, request: web.BaseRequest, route: Route) -> web.StreamResponse:
         if route.action == LIST:
             return _json(route.format.models(self._session.models or ["default"]))
@@ -108,9 +117,9 @@ class Door:
                 raw = await request.read()
         except web.HTTPRequestEntityTooLarge:
             text = f"the body is larger than {self._limits.max_body_bytes} bytes"
-            return _refusal(route, Told(413, text, "request_too_large"))
+            return self._refuse(route, Told(413, text, "request_too_large"))
         except TimeoutError:
-            return _refusal(route, Told(408, f"no whole body within {self._limits.body_s:g} s", "timeout"))
+            return self._refuse(route, Told(408, f"no whole body within {self._limits.body_s:g} s", "timeout"))
         body = object_of(await _loaded(raw), "body")
         asked = route.format.parse(body, route.model, route.stream)
         if route.action == COUNT:
@@ -119,8 +128,8 @@ class Door:
             raise Malformed("alt", "a stream is sent as events: ask with ?alt=sse")
         session = self._session
         if session.models and asked.model not in session.models:
-            session.refused(f"the agent asked for the model {asked.model!r:.200}, which is not in its run")
-            return _refusal(route, Told(404, f"there is no model {asked.model!r:.200}", "model_not_found"))
+            text = f"there is no model {asked.model!r:.200} in this run"
+            return self._refuse(route, Told(404, text, "model_not_found"))
         passing = {name: request.headers[name] for name in PASSED_HEADERS if name in request.headers}
         call = Call(role_of(request.headers, asked, session.rules), asked_with(asked, session.overrides), passing)
         passed = self._passed(route, body, raw) if session.passes(route.format.name) else None

@@ -69,7 +69,8 @@ class Session(Protocol):
         ...
 
     def refused(self, what: str) -> None:
-        """Notes a request that got no answer (a model that is not in the run), for the rollout's row."""
+        """Notes a request that could not be a model call (malformed, too large, of no known format, for a model that
+        is not in the run), for the rollout's row."""
         ...
 
     def broke(self, error: Exception) -> None:

@@ -11,6 +11,7 @@ import pytest
 from rollout_engine.config import ModelSpec
 from rollout_engine.models.server import ModelServer
 from rollout_engine.specs import Task
+from tests import docker_here
 from tests.contracts.conftest import namespace_missing
 
 SCRIPT = "printf 'forty-two' > out.txt\ncat out.txt"
@@ -43,6 +44,19 @@ def behind(url: str, name: str = "m", **fields: Any) -> dict[str, Any]:
         "call_retries": 0,
         **fields,
     }
+
+
+BACKENDS = ["namespace", pytest.param("docker", marks=pytest.mark.docker)]
+"""Parameters: where agent programs run without a network."""
+ENVIRONMENTS: dict[str, dict[str, Any]] = {"namespace": {}, "docker": {"image": "pybox"}}
+
+
+def needs_backend(backend: str) -> None:
+    """Skips where it is not here; with ROLLOUT_REQUIRE=1 that is a failure."""
+    if backend == "namespace":
+        needs_namespaces()
+    elif (missing := docker_here.missing()) is not None:
+        pytest.skip(missing)
 
 
 def needs_namespaces() -> None:

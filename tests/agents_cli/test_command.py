@@ -5,10 +5,8 @@ One test: .venv/bin/pytest tests/agents_cli/test_command.py -k well
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +36,11 @@ async def ran(
     given = {"agent": "command", "agent_options": agent, "sandbox": "namespace", "limits": limits or {}}
     async with bench(make_config(behind(url), **given)) as rig:
         return await rig.run(task)
+
+
+def spoken(mode: str) -> Task:
+    """The mode `stream` offers no tool."""
+    return shell_task(solution="Done.") if mode == "stream" else shell_task()
 
 
 def evidence(record: RolloutRecord) -> dict[str, Any]:
@@ -87,10 +90,22 @@ async def test_an_agent_that_hangs_after_a_call_is_ended_by_its_time_and_all_its
     assert evidence(record)["ended"] == "time"
 
 
-async def test_an_agent_that_asks_for_another_model_is_told_so_and_so_is_its_row(serve: Serve) -> None:
-    record = await ran(serve, "stranger")
-    assert (record.status, record.failure_type) == ("failed", "AgentError")
-    assert "gpt-somebody-else" in str(record.failure_message)
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("stranger", "refused with 404: there is no model 'gpt-somebody-else' in this run"),
+        ("foreigner", "there is no POST /v1/complete here"),
+        ("mumbler", "refused with 400: body: this is no JSON"),
+        ("giant", "refused with 413: the body is larger than 33554432 bytes"),
+    ],
+)
+async def test_an_agent_whose_requests_are_no_model_calls_is_told_so_and_so_is_its_row(
+    serve: Serve, mode: str, said: str
+) -> None:
+    record = await ran(serve, mode)
+    assert (record.status, record.failure_boundary, record.failure_type) == ("failed", "agent", "AgentError")
+    assert f"ended with 4 and made no model call; {said}" in str(record.failure_message)
+    assert evidence(record)["notes"][0].startswith(said)
 
 
 async def test_a_token_that_is_not_the_rollouts_is_worth_nothing(serve: Serve) -> None:
@@ -106,6 +121,13 @@ async def test_a_flood_of_output_is_bounded_and_its_end_is_read(serve: Serve) ->
     assert record.evidence is not None
     assert len(record.evidence) < 60_000
     assert record.final_answer == "Done."
+
+
+async def test_an_agent_that_forks_until_nothing_is_left_is_ended_by_its_time(serve: Serve) -> None:
+    task = shell_task(environment={"processes": 64})
+    record = await ran(serve, "bomb", task=task, limits={"agent_s": 3.0})
+    assert (record.status, record.stop_reason, record.score) == ("truncated", "agent_timeout", 0.0), record
+    assert left() == []
 
 
 async def test_an_agent_that_uses_up_its_memory_is_truncated(serve: Serve) -> None:
@@ -128,6 +150,15 @@ async def test_a_program_for_another_machine_is_named(serve: Serve) -> None:
     assert (record.status, record.failure_type, record.retryable) == ("failed", "AgentUnavailable", False)
 
 
+async def test_an_installation_without_the_program_is_named(serve: Serve, tmp_path: Path) -> None:
+    url = await serve([shell_task()], m={})
+    config = make_config(behind(url), agent="codex", agent_options={"directory": str(tmp_path)}, sandbox="namespace")
+    async with bench(config) as rig:
+        record = await rig.run(shell_task())
+    assert (record.status, record.failure_type, record.retryable) == ("failed", "AgentUnavailable", False)
+    assert f"{tmp_path} holds no node_modules" in str(record.failure_message)
+
+
 async def test_a_turn_limit_is_told_to_the_agent_and_the_prefix_is_verified(serve: Serve) -> None:
     record = await ran(serve, limits={"max_turns": 1})
     assert (record.status, record.stop_reason, len(record.turns)) == ("truncated", "max_turns", 1)
@@ -136,38 +167,21 @@ async def test_a_turn_limit_is_told_to_the_agent_and_the_prefix_is_verified(serv
 
 
 @pytest.mark.parametrize("fault", ["p_429", "p_500", "p_cut", "p_garbage"])
-async def test_a_model_that_fails_fails_the_rollout_and_ends_the_agent(serve: Serve, fault: str) -> None:
-    record = await ran(serve, model={fault: 1.0, "retry_after_s": 0.0})
+@pytest.mark.parametrize("mode", ["well", "stream"])
+async def test_a_model_that_fails_fails_the_rollout_and_ends_the_agent(serve: Serve, mode: str, fault: str) -> None:
+    record = await ran(serve, mode, task=spoken(mode), model={fault: 1.0, "retry_after_s": 0.0})
     assert (record.status, record.failure_boundary, record.score) == ("failed", "model", None), record
     assert record.retryable
+
+
+@pytest.mark.parametrize("mode", ["well", "stream"])
+async def test_an_empty_completion_is_an_answer(serve: Serve, mode: str) -> None:
+    record = await ran(serve, mode, task=spoken(mode), model={"p_empty": 1.0})
+    assert (record.status, record.stop_reason, len(record.turns)) == ("completed", "finished", 1), record
+    assert (record.final_answer or "") == ""
+    assert record.score == (1.0 if mode == "stream" else 0.0), "what it left in its workspace counts"
 
 
 async def test_a_model_that_hangs_is_a_fault_of_the_model(serve: Serve) -> None:
     record = await ran(serve, model={"p_hang": 1.0}, limits={"agent_s": 2.0})
     assert (record.status, record.failure_boundary, record.failure_type) == ("failed", "model", "ModelTimeout")
-
-
-async def test_rollouts_that_are_cancelled_at_any_moment_leave_nothing(serve: Serve) -> None:
-    """No descriptor of this process (listener, connection, pipe), and no process of the agent."""
-    task = shell_task()
-    url = await serve([task], m={"skill": 1.0, "turns": 2, "latency_ms": 100})
-    config = make_config(behind(url), agent="command", agent_options=tiny(), sandbox="namespace")
-    moments = random.Random(7)
-    async with bench(config, starting=4) as rig:
-        await rig.run(task)
-        before = len(os.listdir("/proc/self/fd"))
-
-        async def cancelled(attempt: int) -> bool:
-            running = asyncio.create_task(rig.rollout(task, attempt=attempt).run())
-            await asyncio.wait({running}, timeout=moments.uniform(0.0, 2.5))
-            running.cancel()
-            await asyncio.wait({running})
-            return running.cancelled()
-
-        ends: list[bool] = []
-        for batch in range(5):
-            ends += await asyncio.gather(*(cancelled(8 * batch + number) for number in range(8)))
-        assert any(ends), "none was cut"
-        async with asyncio.timeout(20):
-            while len(os.listdir("/proc/self/fd")) > before + 2 or await asyncio.to_thread(left):
-                await asyncio.sleep(0.05)

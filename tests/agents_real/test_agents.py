@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,16 @@ from rollout_engine.agents.cli.install import Installer
 from rollout_engine.agents.cli.program import MOUNT
 from rollout_engine.engine import RolloutEngine
 from rollout_engine.store import open_run, read_rollouts
-from tests import docker_here
-from tests.agents_cli.conftest import Serve, behind, needs_namespaces, serve, shell_task
+from tests.agents_cli.conftest import BACKENDS, Serve, behind, needs_backend, serve, shell_task
+from tests.docker_here import left_of
 
 __all__ = ["serve"]
-pytestmark = [pytest.mark.ray, pytest.mark.docker]
+pytestmark = pytest.mark.ray
 
 CACHE = os.environ.get("AGENTS_CACHE") or str(Path(__file__).parents[2] / ".cache" / "agents")
 K = int(os.environ.get("AGENTS_K", "4"))
+SLOTS = int(os.environ.get("AGENTS_SLOTS", "4"))
+"""In flight at once: these programs keep a core busy for seconds each, and have up to 600 MB."""
 RAY = os.environ.get("AGENTS_RAY", "auto")
 """off: in this process."""
 END = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -56,10 +59,7 @@ def needs(agent: str, backend: str) -> None:
     place = Installer(package, CACHE, 1.0).place
     if not place.is_dir():
         (pytest.fail if os.environ.get("ROLLOUT_REQUIRE") == "1" else pytest.skip)(f"no {place}: run .ci/agents.py")
-    if backend == "namespace":
-        needs_namespaces()
-    elif (missing := docker_here.missing()) is not None:
-        pytest.skip(missing)
+    needs_backend(backend)
 
 
 def left(agent: str) -> list[str]:
@@ -76,7 +76,7 @@ def left(agent: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("backend", ["namespace", "docker"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("agent", AGENTS)
 async def test_an_agent_program_does_a_task(
     serve: Serve, request: pytest.FixtureRequest, tmp_path: Path, agent: str, backend: str
@@ -88,12 +88,16 @@ async def test_an_agent_program_does_a_task(
     url = await serve([task], can={"skill": 1.0, "turns": 2}, cannot={"skill": 0.0, "turns": 2})
     async with RolloutEngine(
         [behind(url, "can"), behind(url, "cannot")], k=K, agent=agent, agent_options={"cache": CACHE}, sandbox=backend,
-        ray=RAY, run_dir=tmp_path / "run", host={"slots": 2}, limits={"max_turns": 6, "agent_s": 240},
+        ray=RAY, run_dir=tmp_path / "run", host={"slots": SLOTS}, limits={"max_turns": 6, "agent_s": 240},
     ) as engine:  # fmt: skip
         await engine.finish([task])
     # mini-swe-agent takes no answer without a call for an end.
     stubborn = agent == "mini_swe_agent"
     rows = read_rollouts(tmp_path / "run").to_pylist()
+    assert sorted((row["model"], row["attempt"]) for row in rows) == sorted(product(("can", "cannot"), range(K)))
+    assert {(row["status"], row["retries"], row["verifier_isolation"], row["sandbox"]) for row in rows} == {
+        ("completed", 0, "fresh", backend), *([("truncated", 0, "fresh", backend)] if stubborn else []),
+    }, rows  # fmt: skip
     assert Counter((row["model"], row["stop_reason"], row["score"]) for row in rows) == {
         ("can", "finished", 1.0): K,
         ("cannot", "max_turns" if stubborn else "finished", 0.0): K,
@@ -104,10 +108,15 @@ async def test_an_agent_program_does_a_task(
         found = json.loads(row["evidence"])
         assert len(turns) == row["num_turns"] == found["calls"]["agent"]["answered"]
         assert row["prompt_tokens"] == sum(turn.completion.usage.prompt_tokens for turn in turns) > 0
+        assert found["program"] == agent
         assert found["usage"]["agree"] is (None if stubborn else True)
         assert sum(found["calls"]["agent"]["tool_calls"].values()) >= 2
         if row["model"] == "can":
             assert row["agent_exit_code"] == 0
             assert len(turns) == (2 if stubborn else 3)
             assert all(turn.kept is None for turn in turns), "each call goes on from the one before"
+            assert found["ended"] == "exit"
+            assert any(message["role"] == "tool" for turn in turns for message in turn.messages)
     assert left(agent) == []
+    if backend == "docker":
+        assert left_of(engine.run_id) == []
