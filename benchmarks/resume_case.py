@@ -54,7 +54,7 @@ class Marks:
         self.spans: dict[str, tuple[float, float]] = {}
 
     def watch(self, name: str, owner: Any, attribute: str, told: Callable[[Any], bool] = lambda _: True) -> None:
-        """Puts a watch around a function; `told`: whether its result is the one that is waited for. The last is told."""
+        """Puts a watch around a function; `told`: whether its result is the one that is waited for."""
         function = getattr(owner, attribute)
 
         def watched(*arguments: Any, **named: Any) -> Any:
