@@ -8,7 +8,8 @@ on with it until the first new row is on the disk, and is killed. Counted from t
 kernel's clock. The run is on the repository's own disk; its files are in the page cache, as they are after a kill.
 
 Prints when each step had begun and ended, the CPU seconds of all processes (Ray's as well) and of the driver's alone,
-its memory (PSS, the highest of samples every 0.2 s, and VmHWM), against 20 s.
+its memory (PSS, the highest of samples every 0.2 s, and VmHWM), against 20 s; and in turns with it the same of a run of
+1,000, which is what imports and Ray cost on this machine at this moment.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from benchmarks.cases import ROOT, CaseError, scratch
 from benchmarks.measure import TICKS_PER_S, machine, median, peak_rss_mb, pss_mb, spread, table, tree
 
 TO_REACH_S = 20.0
+SMALL = 1000
+"""Rollouts of the run beside it."""
 LIMIT_S = 600.0
 LAST = "first row"
 """The step after which a process has done what it is here for: it prints its marks."""
@@ -107,21 +110,16 @@ def resume(run_dir: str, ray: str) -> None:
 # -- the process that measures ----------------------------------------------------------------------------------------
 
 
-def build(folder: Path, left: str, arguments: argparse.Namespace) -> Path:
+def build(folder: Path, n: int, left: str, arguments: argparse.Namespace) -> Path:
     """The run directory."""
-    argv = [
-        sys.executable,
-        "-m",
-        "benchmarks.finished_run",
-        str(folder),
-        "-n",
-        str(arguments.n),
-        "-k",
-        str(arguments.k),
-    ]
-    argv += ["--rows", str(arguments.rows), *(["--killed"] if left == "killed" else [])]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode != (-signal.SIGKILL if left == "killed" else 0):
+    flags = {"-n": n, "-k": arguments.k, "--rows": arguments.rows}
+    argv = [sys.executable, "-m", "benchmarks.finished_run", str(folder)]
+    argv += [str(word) for flag in flags.items() for word in flag]
+    killed = left == "killed"
+    done = subprocess.run(
+        [*argv, *(["--killed"] if killed else [])], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode != (-signal.SIGKILL if killed else 0):
         raise CaseError(f"{' '.join(argv)} ended with exit code {done.returncode}:\n{done.stderr[-4000:]}")
     return folder / "run"
 
@@ -131,13 +129,12 @@ def resumed(run_dir: Path, ray: str) -> Iterator[subprocess.Popen[str]]:
     """A process that resumes the run, and its end: it is killed, and what it started is waited for."""
     argv = [sys.executable, "-m", "benchmarks.resume_case", "--resume", str(run_dir), "--ray", ray]
     with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        known = [process.pid]
         try:
             yield process
-            known += [each.pid for each in tree(process.pid)]
         finally:
+            started = [each.pid for each in tree(process.pid) if each.pid != process.pid]
             process.kill()
-            wait_until_gone(known[1:])
+            wait_until_gone(started)
 
 
 def wait_until_gone(pids: list[int]) -> None:
@@ -183,7 +180,7 @@ def measure(run_dir: Path, ray: str) -> dict[str, Any]:
     return {"ray": ray, "load": load, **facts, "spans": spans, "total": spans[LAST][1]}
 
 
-def report(left: str, ray: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+def report(left: str, ray: str, runs: list[dict[str, Any]], small: list[dict[str, Any]]) -> dict[str, Any]:
     """One row of the table."""
     return {
         "left by": left,
@@ -191,6 +188,7 @@ def report(left: str, ray: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "first new row, s": median(runs, "total"),
         "low-high": spread(runs, "total"),
         "to reach": TO_REACH_S,
+        "a run of 1,000, s": median(small, "total"),
         "CPU s": median(runs, "cpu"),
         "driver's": median(runs, "driver cpu"),
         "PSS MB": median(runs, "pss"),
@@ -203,6 +201,21 @@ def show(run: dict[str, Any]) -> None:
     """Where the time of one resume went."""
     spans = sorted(run["spans"].items(), key=lambda item: item[1])
     print("  " + ", ".join(f"{name} {began:.2f}-{ended:.2f}" for name, (began, ended) in spans), flush=True)
+
+
+def measure_all(left: str, arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """A row for each kind of cluster."""
+    with scratch("resume") as folder:
+        small_dir = build(folder / "small", SMALL, left, arguments)
+        run_dir = build(folder / "large", arguments.n, left, arguments)
+        for ray in arguments.ray:
+            print(f"left by {left}, ray {ray}:")
+            small, runs = [], []
+            for _ in range(arguments.runs):
+                small.append(measure(small_dir, ray))
+                runs.append(measure(run_dir, ray))
+                show(runs[-1])
+            yield report(left, ray, runs, small)
 
 
 def main() -> None:
@@ -218,20 +231,9 @@ def main() -> None:
     if args.resume is not None:
         resume(args.resume, args.ray[0])
         return
-    rows = []
-    for left in args.left:
-        with scratch("resume") as folder:
-            run_dir = build(folder, left, args)
-            for ray in args.ray:
-                runs = [measure(run_dir, ray) for _ in range(args.runs)]
-                print(f"{left}, ray {ray}:")
-                for run in runs:
-                    show(run)
-                rows.append(report(left, ray, runs))
-    print(table(rows))
-    print(
-        f"{args.n} rollouts, k = {args.k}, {args.rows} rows a commit; {machine(['rollout-engine', 'ray', 'pyarrow'])}"
-    )
+    print(table([row for left in args.left for row in measure_all(left, args)]))
+    print(f"{args.n} rollouts, k = {args.k}, {args.rows} rows a commit")
+    print(machine(["rollout-engine", "ray", "pyarrow"]))
 
 
 if __name__ == "__main__":
