@@ -106,17 +106,23 @@ class RolloutEngine:
         return self
 
     async def _open(self, keys: Mapping[str, str]) -> None:
-        self._store = await asyncio.to_thread(
-            open_store, self.run_dir, self.config, resume=self._resume, retry_failed=self._retry_failed
-        )
+        # To import Ray takes as long as to read a large run: beside it.
+        making = asyncio.ensure_future(asyncio.to_thread(make_cluster, self.config))
         try:
-            await self._start(keys)
+            self._store = await asyncio.to_thread(
+                open_store, self.run_dir, self.config, resume=self._resume, retry_failed=self._retry_failed
+            )
+        except BaseException:
+            await asyncio.gather(making, return_exceptions=True)  # half-imported, it would be in the way of our end
+            raise
+        try:
+            await self._start(keys, await making)
         except BaseException:
             await asyncio.to_thread(self._store.abandon)
             raise
 
-    async def _start(self, keys: Mapping[str, str]) -> None:
-        cluster, epoch = make_cluster(self.config), self._store.epoch
+    async def _start(self, keys: Mapping[str, str], cluster: Cluster) -> None:
+        epoch = self._store.epoch
         self._log_level: LogLevel = "off" if self._temporary else log_level(self.config)
         with contextlib.ExitStack() as undo:
             about = About(self._store.run_id, epoch)
