@@ -25,12 +25,15 @@ class Planning:
 
     def __init__(self, board: Board, intake: Intake) -> None:
         self._board, self._intake = board, intake
+        self._gone_on = False
+        """Whether all that earlier epochs planned is planned again, and what they have done counted."""
 
     async def plan(self, submission: Submission) -> None:
         """Until its feed is exhausted; an error of the feed is the submission's."""
         board = self._board
         try:
-            if submission.go_on:
+            if submission.go_on and not self._gone_on:
+                self._gone_on = True
                 await self._go_on(submission)
             while not submission.exhausted:
                 await self._room()
@@ -56,9 +59,10 @@ class Planning:
     async def _go_on(self, submission: Submission) -> None:
         """What earlier epochs left, as the plan has it: it starts without a look at the tasks that are done."""
         board = self._board
-        board.progress.before += board.store.done_before
+        board.progress.before = board.store.done_before
         left = board.store.unfinished()
         while not submission.exhausted and (entries := await asyncio.to_thread(next, left, None)) is not None:
+            await self._room()
             for entry in entries:
                 await self._turn()
                 if entry.slot not in board.planner.open:
@@ -92,7 +96,8 @@ class Planning:
         """Plans a task; returns the keys that earlier epochs have rows for."""
         board = self._board
         opened, groups = board.planner.add(task, submission.round, submission)
-        board.progress.before += board.space.per_slot - opened.left
+        if not self._gone_on:
+            board.progress.before += board.space.per_slot - opened.left
         self._schedule(task, opened, groups)
         if opened.left == board.space.per_slot:
             return []
