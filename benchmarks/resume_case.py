@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -211,8 +212,10 @@ def measure_all(left: str, arguments: argparse.Namespace) -> Iterator[dict[str, 
         for ray in arguments.ray:
             print(f"left by {left}, ray {ray}:")
             small, runs = [], []
-            for _ in range(arguments.runs):
-                small.append(measure(small_dir, ray))
+            for number in range(arguments.runs):
+                # What is left of the large run is enough for many a resume, of the small one for the first.
+                fresh = shutil.copytree(small_dir, folder / f"small-{ray}-{number}")
+                small.append(measure(fresh, ray))
                 runs.append(measure(run_dir, ray))
                 show(runs[-1])
             yield report(left, ray, runs, small)
