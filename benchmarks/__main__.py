@@ -7,7 +7,7 @@ import sys
 
 from benchmarks.cases import ROOT
 
-BENCHMARKS = ("benchmarks.single_turn", "benchmarks.scale", "benchmarks.hosts_case")
+BENCHMARKS = ("benchmarks.single_turn", "benchmarks.scale", "benchmarks.hosts_case", "benchmarks.resume_case")
 
 
 def main() -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -29,6 +29,7 @@ from rollout_engine.progress import Progress
 from rollout_engine.recoveries import Recoveries
 from rollout_engine.scheduler import Scheduler
 from rollout_engine.spending import Spending, Used
+from rollout_engine.store.planfile import PlanEntry
 from rollout_engine.submission import Submission
 from rollout_engine.types import KeySpace
 from rollout_engine.watch import Watch
@@ -59,6 +60,15 @@ class RunStore(RowStore, Protocol):
     @property
     def used(self) -> Used:
         """What the rows of earlier epochs used."""
+        ...
+
+    @property
+    def done_before(self) -> int:
+        """Rollouts that have a row of an earlier epoch and need no other."""
+        ...
+
+    def unfinished(self) -> Iterator[list[PlanEntry]]:
+        """Slots that earlier epochs planned and that still need a row, some at a time. Iterated in a thread."""
         ...
 
 

@@ -106,17 +106,23 @@ class RolloutEngine:
         return self
 
     async def _open(self, keys: Mapping[str, str]) -> None:
-        self._store = await asyncio.to_thread(
-            open_store, self.run_dir, self.config, resume=self._resume, retry_failed=self._retry_failed
-        )
+        # To import Ray takes as long as to read a large run: beside it.
+        making = asyncio.ensure_future(asyncio.to_thread(make_cluster, self.config))
         try:
-            await self._start(keys)
+            self._store = await asyncio.to_thread(
+                open_store, self.run_dir, self.config, resume=self._resume, retry_failed=self._retry_failed
+            )
+        except BaseException:
+            await asyncio.gather(making, return_exceptions=True)  # half-imported, it would be in the way of our end
+            raise
+        try:
+            await self._start(keys, await making)
         except BaseException:
             await asyncio.to_thread(self._store.abandon)
             raise
 
-    async def _start(self, keys: Mapping[str, str]) -> None:
-        cluster, epoch = make_cluster(self.config), self._store.epoch
+    async def _start(self, keys: Mapping[str, str], cluster: Cluster) -> None:
+        epoch = self._store.epoch
         self._log_level: LogLevel = "off" if self._temporary else log_level(self.config)
         with contextlib.ExitStack() as undo:
             about = About(self._store.run_id, epoch)
@@ -289,16 +295,22 @@ class RolloutEngine:
         groups = [group async for group in self.groups([task], round=round)]
         return assess(task.task_id, groups, self.config)
 
-    async def finish(self, tasks: TaskSource, *, round: int | None = None, total: int | None = None) -> None:
-        """Runs all rollouts of the tasks without reading them. `total`: how many tasks there are, for the ETA."""
-        submission, _ = await self._submit(tasks, round, read=False, total=total)
+    async def finish(
+        self, tasks: TaskSource, *, round: int | None = None, total: int | None = None, go_on: bool = False
+    ) -> None:
+        """Runs all rollouts of the tasks without reading them. `total`: how many tasks there are, for the ETA.
+
+        `go_on`, in a resumed run: what its plan holds and has no row yet is run first, of every round and whoever
+        submitted it, and those of `tasks` that were planned are passed over. A large run so starts again at once.
+        """
+        submission, _ = await self._submit(tasks, round, read=False, total=total, go_on=go_on)
         await self._thread.call(submission.done.wait())
         await self._leave(submission)
         if submission.error is not None:
             raise submission.error
 
     async def _submit(
-        self, tasks: TaskSource, round: int | None, *, read: bool, total: int | None = None
+        self, tasks: TaskSource, round: int | None, *, read: bool, total: int | None = None, go_on: bool = False
     ) -> tuple[Submission, Stream[pa.RecordBatch]]:
         if round is None:
             round = self._rounds
@@ -306,27 +318,43 @@ class RolloutEngine:
         if isinstance(tasks, str | Path):
             total = (await asyncio.to_thread(check_tasks, tasks, self.config)).count
         stream: Stream[pa.RecordBatch] = Stream()
-        submission = await self._thread.call(self._make_submission(tasks, round, stream if read else None, total))
-        carrier = self._carry(submission.feed, tasks) if isinstance(submission.feed, QueueFeed) else None
+        wanted = partial(self._is_new, round) if go_on else None
+        submission = await self._thread.call(
+            self._make_submission(tasks, round, stream if read else None, total, wanted)
+        )
+        carrier = self._carry(submission.feed, tasks, wanted) if isinstance(submission.feed, QueueFeed) else None
         self._submissions[submission] = None if carrier is None else asyncio.create_task(carrier)
         await self._thread.call(_called(self._driver.submit, submission))
         return submission, stream
 
+    def _is_new(self, round: int, task: Task) -> bool:
+        return not self._store.has_planned(round, task.task_id)
+
     async def _make_submission(
-        self, tasks: TaskSource, round: int, stream: Stream[pa.RecordBatch] | None, total: int | None
+        self,
+        tasks: TaskSource,
+        round: int,
+        stream: Stream[pa.RecordBatch] | None,
+        total: int | None,
+        wanted: Callable[[Task], bool] | None,
     ) -> Submission:
         """On the driver's loop, where the submission's events live."""
+        go_on = wanted is not None
         if total is not None:
-            self._driver.progress.total = total * len(self.config.models) * self.config.k
+            total = max(total, self._store.planned_before if go_on else 0)
+            self._driver.progress.total = total * self._store.space.per_slot
         if isinstance(tasks, AsyncIterable):
-            return Submission(round, QueueFeed(), stream)
+            return Submission(round, QueueFeed(), stream, go_on)
         check = resolve if isinstance(tasks, str | Path) else check_task
-        return Submission(round, ChunkFeed(self._checked(tasks, check)), stream)
+        return Submission(round, ChunkFeed(self._checked(tasks, check, wanted)), stream, go_on)
 
     async def _checked(
-        self, tasks: str | Path | Iterable[Task | Mapping[str, Any]], check: Callable[[Task, RunConfig], Task]
+        self,
+        tasks: str | Path | Iterable[Task | Mapping[str, Any]],
+        check: Callable[[Task, RunConfig], Task],
+        wanted: Callable[[Task], bool] | None,
     ) -> AsyncGenerator[list[Task], None]:
-        async with contextlib.aclosing(task_chunks(tasks)) as chunks:
+        async with contextlib.aclosing(task_chunks(tasks, wanted)) as chunks:
             async for chunk in chunks:
                 good: list[Task] = []
                 try:
@@ -337,14 +365,15 @@ class RolloutEngine:
                     raise
                 yield good
 
-    async def _carry(self, feed: QueueFeed, tasks: TaskSource) -> None:
+    async def _carry(self, feed: QueueFeed, tasks: TaskSource, wanted: Callable[[Task], bool] | None) -> None:
         """Carries tasks from the caller's loop, where their source lives, to the driver's, as there is room."""
         waiting: asyncio.Queue[Task | BaseException | None] = asyncio.Queue(QUEUED_TASKS)
         sender = asyncio.create_task(self._send(feed, waiting))
         try:
             try:
                 async for task in iter_tasks(tasks):
-                    await waiting.put(check_task(task, self.config))
+                    if wanted is None or wanted(task):
+                        await waiting.put(check_task(task, self.config))
                 await waiting.put(None)
             except asyncio.CancelledError:
                 raise

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 from rollout_engine.errors import InputError
 from rollout_engine.scheduler import Try
 from rollout_engine.specs import Task, body_digest, task_body
+from rollout_engine.store.planfile import PlanEntry
 from rollout_engine.types import KeySpace, RolloutSpec
 
 S = TypeVar("S")
@@ -76,12 +77,19 @@ class Planner(Generic[S]):
                 f"task {task.task_id!r} is submitted twice in round {round}",
                 fix="give each task its own task_id, or submit it in another round",
             )
-        opened = OpenSlot(slot, round, task.task_id, digest, body, owner, time.time())
-        groups = [group for group in map(self._tries, self._groups(slot)) if group]
+        return self._open(OpenSlot(slot, round, task.task_id, digest, body, owner, time.time()))
+
+    def go_on(self, entry: PlanEntry, owner: S) -> tuple[OpenSlot[S], list[list[Try]]]:
+        """A slot that an earlier epoch planned, and the tries of each group that has any left."""
+        slot, round, task_id, digest, body = entry
+        return self._open(OpenSlot(slot, round, task_id, digest, body, owner, time.time()))
+
+    def _open(self, opened: OpenSlot[S]) -> tuple[OpenSlot[S], list[list[Try]]]:
+        groups = [group for group in map(self._tries, self._groups(opened.slot)) if group]
         opened.groups_left = {self.space.group(group[0].key): len(group) for group in groups}
         opened.left = sum(opened.groups_left.values())
         if opened.left:
-            self.open[slot] = opened
+            self.open[opened.slot] = opened
             self.planned += opened.left
         return opened, groups
 

@@ -27,6 +27,7 @@ from rollout_engine.store import Ledger, PlanLog, RunDir, RunStatus, RunWriter, 
 from rollout_engine.store.files import sync_directory, sync_file, writing
 from rollout_engine.store.mirrors import detach, named, publish
 from rollout_engine.store.outside import Outside
+from rollout_engine.store.planfile import PlanEntry
 from rollout_engine.store.recall import Recall
 from rollout_engine.types import KeySpace
 
@@ -90,7 +91,9 @@ class RunStore:
         self._status_before = run.info.status
         self._writer: RunWriter = run.start()
         self._again = _AGAIN if retry_failed else frozenset[Kind]()
-        self._planned_before = len(self._writer.plan)
+        self.planned_before = len(self._writer.plan)
+        """Slots that earlier epochs planned."""
+        self.done_before = self._count_done()
         self._names = SlotNames(self._writer.plan)
         self._next_tables = time.monotonic() + run.info.config.store.live_tables_s
         self._next_trim = 0.0
@@ -129,9 +132,28 @@ class RunStore:
 
     def todo(self, keys: range) -> list[tuple[int, int]]:
         """(key, generation) of those that need a row: all of a new slot, what earlier epochs left of an old one."""
-        if self.space.slot(keys.start) >= self._planned_before:
+        if self.space.slot(keys.start) >= self.planned_before:
             return [(key, 0) for key in keys]
         return self._writer.ledger.todo(keys, self._again)
+
+    def _count_done(self) -> int:
+        counts = self._writer.ledger.counts
+        return int(counts.sum() - sum(counts[kind] for kind in self._again))
+
+    def unfinished(self) -> Iterator[list[PlanEntry]]:
+        """Slots that earlier epochs planned and that still need a row, some at a time. Raises RunError."""
+        wanted = [Kind.NONE, *self._again]
+        for start in range(0, self.planned_before, CHUNK_SLOTS):
+            stop = min(start + CHUNK_SLOTS, self.planned_before)
+            kinds = self._writer.ledger.dense(stop, start).kinds
+            slots = start + np.flatnonzero(np.isin(kinds, wanted).any(axis=(1, 2)))
+            if len(slots):
+                yield [self.plan.entry(slot) for slot in slots.tolist()]
+
+    def has_planned(self, round: int, task_id: str) -> bool:
+        """Whether an earlier epoch has planned this task in this round."""
+        slot = self.plan.find(round, task_id)
+        return slot is not None and slot < self.planned_before
 
     def dump(self, text: str) -> str:
         """Writes the state of a stuck run beside its log, for its owner alone. Raises OSError."""
@@ -146,7 +168,7 @@ class RunStore:
         """The rows that earlier epochs committed for these keys. Call it from a thread. Raises RunError."""
         with self._recalling:
             if self._recall is None:
-                self._recall = Recall(self._run.layout, self.space, self._planned_before)
+                self._recall = Recall(self._run.layout, self.space, self.planned_before)
             return self._recall.rows(keys)
 
     def write(self, batches: list[pa.RecordBatch]) -> None:

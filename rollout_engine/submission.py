@@ -78,6 +78,8 @@ class Submission:
     feed: TaskFeed
     stream: Stream[pa.RecordBatch] | None = None
     """Where its committed rows go; None: nobody reads them."""
+    go_on: bool = False
+    """First comes what earlier epochs planned and did not finish; the feed gives only what they did not plan."""
     open_slots: int = 0
     exhausted: bool = False
     error: BaseException | None = None

@@ -189,15 +189,18 @@ async def iter_tasks(source: TaskSource) -> AsyncIterator[Task]:
                 yield task
 
 
-async def task_chunks(source: str | Path | Iterable[Task | Mapping[str, Any]]) -> AsyncGenerator[list[Task], None]:
+async def task_chunks(
+    source: str | Path | Iterable[Task | Mapping[str, Any]], wanted: Callable[[Task], bool] | None = None
+) -> AsyncGenerator[list[Task], None]:
     """The tasks of a file or an iterable, some at a time; it may block, for it is read in a thread.
 
-    A task waits at most about CHUNK_S for others. Raises InputError at a wrong one, after those before it.
+    A task waits at most about CHUNK_S for others. `wanted`: which of them; None: all. It is asked in that thread.
+    Raises InputError at a wrong one, after those before it.
     """
     if isinstance(source, Task | Mapping | bytes):
         raise InputError("this is one task", "tasks", "give a list of tasks, an iterable, or the path of a file")
     items = read_tasks(source) if isinstance(source, str | Path) else iter(source)
-    async with aclosing(_chunks(_as_tasks(items))) as chunks:
+    async with aclosing(_chunks(_as_tasks(items, wanted))) as chunks:
         async for chunk in chunks:
             if chunk:
                 yield chunk
@@ -245,10 +248,12 @@ def _as_task(each: Any, number: int) -> Task:
         raise InputError(error.message, f"task number {number}{field}", error.fix) from error
 
 
-def _as_tasks(items: Any) -> Generator[Task, None, None]:
+def _as_tasks(items: Any, wanted: Callable[[Task], bool] | None) -> Generator[Task, None, None]:
     with closing(items) if hasattr(items, "close") else nullcontext():
         for number, each in enumerate(items, 1):
-            yield _as_task(each, number)
+            task = _as_task(each, number)
+            if wanted is None or wanted(task):
+                yield task
 
 
 def _checked(rows: Rows, config: RunConfig, problems: list[InputError]) -> Iterator[tuple[Task, Task]]:

@@ -12,6 +12,7 @@ from rollout_engine.events import Event
 from rollout_engine.host import HostPlan
 from rollout_engine.specs import Task
 from rollout_engine.spending import Used
+from rollout_engine.store.planfile import PlanEntry
 
 
 def make_tasks(n: int, **fields: Any) -> Iterator[Task]:
@@ -46,6 +47,7 @@ class MemoryStore:
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
         self.used = Used()
+        self.done_before = 0
         self.dumps: list[str] = []
         self.events: list[Event] = []
         self.seal = None
@@ -67,6 +69,9 @@ class MemoryStore:
 
     def todo(self, keys: range) -> list[tuple[int, int]]:
         return [(key, 0) for key in keys]
+
+    def unfinished(self) -> Iterator[list[PlanEntry]]:
+        return iter(())
 
     def write(self, batches: list[pa.RecordBatch]) -> None:
         self.batches += batches

@@ -87,7 +87,7 @@ class Dying(RunStore):
         self._writer.epoch.release()
 
 
-async def run_until_killed(store: RunStore, config: RunConfig, tasks: list[Task]) -> bool:
+async def run_until_killed(store: RunStore, config: RunConfig, tasks: list[Task], *, go_on: bool = False) -> bool:
     """Whether it came to its end before it was killed."""
 
     def plan(host_id: str, node_id: str) -> HostPlan:
@@ -98,10 +98,11 @@ async def run_until_killed(store: RunStore, config: RunConfig, tasks: list[Task]
     await driver.open()
     try:
         feed = QueueFeed()
-        submission = Submission(0, feed)
+        submission = Submission(0, feed, go_on=go_on)
         driver.submit(submission)
         for task in tasks:
-            await feed.put(task)
+            if not (go_on and store.has_planned(0, task.task_id)):
+                await feed.put(task)
         await feed.put(None)
         async with asyncio.timeout(20):
             await submission.done.wait()
@@ -126,16 +127,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...
     return rows
 
 
+@pytest.mark.parametrize("go_on", [False, True])
 @pytest.mark.parametrize("seed", range(5))
 async def test_killed_anywhere_again_and_again_it_has_the_same_rows_in_the_end(
-    seed: int, tmp_path: Path, undisturbed: list[tuple[Any, ...]]
+    seed: int, go_on: bool, tmp_path: Path, undisturbed: list[tuple[Any, ...]]
 ) -> None:
     random_ = random.Random(seed)
     path, config, kills, over = tmp_path / "run", config_of(), 0, False
     print(f"seed {seed}")
     while not over:
         store = Dying(path, config, random_.randint(1, 4), written=random_.random() < 0.5)
-        over = await run_until_killed(store, config, list(make_tasks(TASKS)))
+        over = await run_until_killed(store, config, list(make_tasks(TASKS)), go_on=go_on)
         if over:
             store.close("finished")
         else:
@@ -194,6 +196,59 @@ async def resumed(path: Path, **fields: Any) -> AsyncIterator[RolloutEngine]:
         config=config_of(**fields), run_dir=path, resume=True, retry_failed=retry_failed
     ) as engine:
         yield engine
+
+
+async def test_a_run_goes_on_by_its_plan_before_its_tasks_are_read_again(
+    tmp_path: Path, undisturbed: list[tuple[Any, ...]]
+) -> None:
+    path, config = tmp_path / "run", config_of(plan_ahead=4)
+    store = Dying(path, config, 3, written=True)
+    assert not await run_until_killed(store, config, list(make_tasks(TASKS)))
+    store.die()
+    with contextlib.closing(open_run(path).plan()) as plan:
+        planned = len(plan)
+    assert planned < TASKS
+    before = open_run(path).winners().rows
+
+    async with RolloutEngine(config=config, run_dir=path, resume=True) as engine:
+
+        async def read_late() -> AsyncIterator[Task]:
+            while engine.progress.before + engine.progress.done < planned * SPACE.m * K:
+                await asyncio.sleep(0.005)
+            for task in make_tasks(TASKS):
+                yield task
+
+        async with asyncio.timeout(20):
+            await engine.finish(read_late(), round=0, total=TASKS, go_on=True)
+        assert (engine.progress.before, engine.progress.done) == (before, len(undisturbed) - before)
+        assert engine.progress.total == len(undisturbed)
+    assert rows_of(path) == undisturbed
+
+
+async def test_going_on_runs_failed_rollouts_again_and_all_rounds(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    async with resumed(path) as engine:
+        for round in range(2):
+            await engine.finish(make_tasks(TASKS), round=round)
+    failed = [row for row in read_rollouts(path).to_pylist() if row["score"] is None]
+    assert {row["round"] for row in failed} == {0, 1}
+    async with resumed(path, retry_failed=True) as engine:
+        await engine.finish((), total=0, go_on=True)
+        assert (engine.progress.done, engine.progress.total) == (len(failed), 2 * TASKS * K * 2)
+    again = [row for row in read_rollouts(path).to_pylist() if row["generation"] == 1]
+    assert {row["rollout_id"] for row in again} == {row["rollout_id"] for row in failed}
+
+
+async def test_a_plan_whose_tasks_were_changed_is_not_gone_on_with(tmp_path: Path) -> None:
+    path, config = tmp_path / "run", config_of()
+    store = Dying(path, config, 2, written=True)
+    assert not await run_until_killed(store, config, list(make_tasks(TASKS)))
+    store.die()
+    file = path / "plan" / "1.jsonl"
+    file.write_bytes(file.read_bytes().replace(b"Say ", b"Eat "))
+    async with RolloutEngine(config=config, run_dir=path, resume=True) as engine:
+        with pytest.raises(RunError, match=r"the plan's entry of slot \d+ .* was changed"):
+            await engine.finish((), go_on=True)
 
 
 async def test_a_finished_run_tells_its_readers_everything_again_and_runs_nothing(tmp_path: Path) -> None:

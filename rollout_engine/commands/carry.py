@@ -28,6 +28,8 @@ class Batch:
     tasks: Iterable[Task]
     round: int
     total: int | None = None
+    go_on: bool = False
+    """Of a resumed run: first what its plan holds, then those of the tasks that it does not."""
 
 
 Opened: TypeAlias = Callable[[Path], None]
@@ -147,7 +149,7 @@ async def _finish(engine: RolloutEngine, batches: list[Batch]) -> None:
     for batch in batches:
         if engine.cancelled_by is not None:
             break
-        await engine.finish(batch.tasks, round=batch.round, total=batch.total)
+        await engine.finish(batch.tasks, round=batch.round, total=batch.total, go_on=batch.go_on)
 
 
 async def _first_of(work: asyncio.Task[None], event: asyncio.Event) -> bool:

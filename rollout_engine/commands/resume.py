@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from rollout_engine.modelflags import apply_flags, parse_flag
 from rollout_engine.options import load_config
 from rollout_engine.problems import checked
 from rollout_engine.rewards import Kind
-from rollout_engine.specs import Task
 from rollout_engine.store import RunDir, open_run
 
 WITHOUT_SCORE = (Kind.FAILED, Kind.CANCELLED, Kind.VERIFIER_ERROR)
@@ -50,19 +49,19 @@ def resume(wanted: Wanted, mode: Mode, *, as_json: bool, quiet: bool) -> int:
     source = read_source(wanted.path)
     if source is not None:
         source = source.check(config, wanted.tasks_file)
-    report = read_report(wanted.path)
-    if run.driver() is None and not _left(report, wanted.failed):
-        say(_nothing(report, wanted.failed))
-        return report_on(wanted.path, OK, as_json=as_json)
+    if run.info.status == "finished":  # any other may have all its rows, but not their tables
+        report = read_report(wanted.path)
+        if run.driver() is None and not _left(report, wanted.failed):
+            say(_nothing(report, wanted.failed))
+            return report_on(wanted.path, OK, as_json=as_json)
     if mode.detach:
         return detach(mode.arguments, as_json=as_json)
     engine = RolloutEngine(config=config, run_dir=wanted.path, resume=True, retry_failed=wanted.failed)
-    batches = [Batch(tasks_of(source), 0, source.count)] if source is not None else _planned(run)
-    count = sum(batch.total or 0 for batch in batches)
-    title = title_of(wanted.path, count, config)
+    batch = Batch(tasks_of(source), 0, source.count, go_on=True) if source is not None else _planned(run)
+    title = title_of(wanted.path, batch.total or 0, config)
     remember = _remember(source, wanted)
     opened = remember if mode.tell is None else telling(mode.tell, remember)
-    return start(engine, batches, opened, make_display(title, quiet, mode.tell is None), as_json=as_json)
+    return start(engine, [batch], opened, make_display(title, quiet, mode.tell is None), as_json=as_json)
 
 
 def _config(run: RunDir, wanted: Wanted) -> RunConfig:
@@ -93,24 +92,11 @@ def _nothing(report: Report, failed: bool) -> str:
     return f"nothing to do: every rollout has a row{hint}"
 
 
-def _planned(run: RunDir) -> list[Batch]:
-    """Without the tasks' source (a run from Python): what was planned so far, round by round."""
+def _planned(run: RunDir) -> Batch:
+    """Without the tasks' source (a run from Python): what was planned so far."""
     say("the run was not started by `rollout run`: going on with the tasks planned so far")
-    plan = run.plan()
-    try:
-        rounds = {
-            number: [Task.model_validate_json(entry.body) for entry in entries]
-            for number, entries in groupby(sorted(plan.entries(), key=_round), key=_round)
-        }
-    finally:
-        plan.close()
-    # The engine counts on from what it was told last, so the first batch speaks for all.
-    total = sum(len(tasks) for tasks in rounds.values())
-    return [Batch(tasks, number, total if index == 0 else None) for index, (number, tasks) in enumerate(rounds.items())]
-
-
-def _round(entry: Any) -> int:
-    return int(entry.round)
+    with closing(run.plan()) as plan:
+        return Batch((), 0, len(plan), go_on=True)
 
 
 def _remember(source: Source | None, wanted: Wanted) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from itertools import islice
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -9,11 +11,14 @@ from pydantic import ValidationError
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import InputError, describe
 from rollout_engine.specs import Spec
-from rollout_engine.store.files import read_record, write_atomic, writing
+from rollout_engine.store.files import open_regular, read_record, write_atomic, writing
 from rollout_engine.store.mirrors import named, publish
-from rollout_engine.tasks import TaskFile, check_tasks
+from rollout_engine.tasks import TaskFile, check_task, check_tasks, read_tasks
+from rollout_engine.version import VERSION
 
 NAME = "source.json"
+CHECKED_AGAIN = 256
+"""Tasks of an unchanged file that are checked again: this machine may lack what the one before had."""
 
 
 class Source(Spec):
@@ -27,6 +32,8 @@ class Source(Spec):
     """Selected tasks."""
     pattern: str | None = None
     limit: int | None = None
+    file: str = ""
+    """Digest of the file's bytes and of the version that checked them; empty: its tasks are read each time."""
 
     def write(self, run_dir: Path) -> None:
         """Raises RunError."""
@@ -37,6 +44,10 @@ class Source(Spec):
     def check(self, config: RunConfig, moved_to: Path | None = None) -> Source:
         """The same tasks as they are now, also in a file that was moved. Raises InputError where they are others."""
         path = Path(moved_to or self.path)
+        if self.file and self.file == _file_digest(path):
+            for task in islice(read_tasks(path), CHECKED_AGAIN):
+                check_task(task, config)
+            return self.model_copy(update={"path": str(path.absolute())})
         found = source_of(path, config, self.pattern, self.limit)[0]
         if found.digest != self.digest:
             raise InputError(
@@ -50,9 +61,22 @@ class Source(Spec):
 
 def source_of(path: Path, config: RunConfig, pattern: str | None, limit: int | None) -> tuple[Source, TaskFile]:
     """Checks every task of the file. Raises InputError."""
+    file = _file_digest(path)
     found = check_tasks(path, config, pattern=pattern, limit=limit)
-    source = Source(path=str(path.absolute()), digest=found.digest, count=found.count, pattern=pattern, limit=limit)
-    return source, found
+    where = str(path.absolute())
+    return Source(path=where, digest=found.digest, count=found.count, pattern=pattern, limit=limit, file=file), found
+
+
+def _file_digest(path: Path) -> str:
+    """Empty where the bytes do not say which tasks it holds: no regular file, or one that names others."""
+    if path.suffix == ".toml":
+        return ""
+    try:
+        with open_regular(path) as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(VERSION.encode(), digest_size=16))
+    except OSError:
+        return ""
+    return digest.hexdigest()
 
 
 def read_source(run_dir: Path) -> Source | None:

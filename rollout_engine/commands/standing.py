@@ -10,7 +10,7 @@ from typing import Any
 from rollout_engine.commands.report import shown_path
 from rollout_engine.status import MAX_STATUS_BYTES, Status, parse_status
 from rollout_engine.store import EpochRecord, RunInfo
-from rollout_engine.store.epochs import is_alive, machine_id, newest_epoch, read_epoch
+from rollout_engine.store.epochs import newest_holder
 from rollout_engine.store.layout import Layout
 from rollout_engine.store.mirrors import mirror_of
 from rollout_engine.store.runinfo import read_info
@@ -30,6 +30,8 @@ class Standing:
     driver: EpochRecord | None
     """Of the newest epoch, whether or not it lives."""
     alive: bool
+    silent_s: float
+    """Seconds since the driver's heartbeat."""
     status: Status | None
     """What the driver wrote last; None: nothing (yet)."""
     read_at: float
@@ -69,14 +71,14 @@ class Standing:
     def _whose(self) -> str:
         if self.driver is None:
             return ""
-        ago = max(self.read_at - self.driver.heartbeat, 0.0)
-        return f" (pid {self.driver.pid} on {self.driver.host}, epoch {self.driver.epoch}, heartbeat {ago:.0f} s ago)"
+        who = f"pid {self.driver.pid} on {self.driver.host}, epoch {self.driver.epoch}"
+        return f" ({who}, heartbeat {self.silent_s:.0f} s ago)"
 
     def to_dict(self) -> dict[str, Any]:
         """For `--json`."""
         driver = None if self.driver is None else {
             "host": self.driver.host, "pid": self.driver.pid, "epoch": self.driver.epoch, "alive": self.alive,
-            "heartbeat_s": max(self.read_at - self.driver.heartbeat, 0.0),
+            "heartbeat_s": self.silent_s,
         }  # fmt: skip
         return {
             "run": str(self.path),
@@ -95,10 +97,9 @@ def read_standing(path: Path) -> Standing:
         mirror.pull(log=False)
     layout, now = Layout(path), time.time()
     # The driver's record first: one that ends meanwhile has written everything else before it lets go.
-    newest = newest_epoch(layout.epochs)
-    driver = read_epoch(layout.epochs, newest) if newest else None
-    alive = driver is not None and is_alive(driver, machine_id(), now)
+    holder = newest_holder(layout.epochs)
+    driver, silent_s, alive = holder if holder is not None else (None, 0.0, False)
     info = read_info(layout.run_json)
     raw = read_status(path, MAX_STATUS_BYTES)
     status = None if raw is None else parse_status(raw, str(layout.status))
-    return Standing(path, info, driver, alive, status, now)
+    return Standing(path, info, driver, alive, silent_s, status, now)

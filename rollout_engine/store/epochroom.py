@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
-from rollout_engine.store.files import read_record, write_all, write_atomic
+from rollout_engine.store.files import open_regular, read_record, write_all, write_atomic
 from rollout_engine.store.mirror import Mirror
 from rollout_engine.store.mirrors import mirror_of
 
@@ -39,8 +41,8 @@ class EpochRoom(Protocol):
         """The request; None where there is none. One stat where there is none."""
         ...
 
-    def silent_s(self, number: int, heartbeat: float, now: float) -> float:
-        """Seconds since the record was written: by its own word, or better where there is a common clock."""
+    def silent_s(self, number: int) -> float:
+        """Seconds since the record was written, by the one clock of where it lies, whoever wrote it and asks."""
         ...
 
     def name(self, number: int) -> str:
@@ -49,7 +51,7 @@ class EpochRoom(Protocol):
 
 
 class DirectoryRoom:
-    """Files; the clocks of the machines that share them are taken to agree."""
+    """Files; whose file system, or the server of it, stamps what any machine writes by its own clock."""
 
     def __init__(self, epochs: Path) -> None:
         self._epochs = epochs
@@ -88,8 +90,23 @@ class DirectoryRoom:
         path = self._path(number).with_suffix(_CANCEL)
         return read_record(path) if path.exists() else None
 
-    def silent_s(self, number: int, heartbeat: float, now: float) -> float:
-        return now - heartbeat
+    def silent_s(self, number: int) -> float:
+        now = self._now()
+        with open_regular(self._path(number)) as file:  # a file server is asked at each opening, but not at each stat
+            return max(now - os.fstat(file.fileno()).st_mtime, 0.0)
+
+    def _now(self) -> float:
+        """What the clock says that stamps the records; our own, where we may only read them."""
+        try:
+            handle, name = tempfile.mkstemp(".tmp", ".now-", self._epochs)
+        except OSError:
+            return time.time()
+        try:
+            os.utime(handle)
+            return os.fstat(handle).st_mtime
+        finally:
+            os.close(handle)
+            os.unlink(name)
 
     def name(self, number: int) -> str:
         return str(self._path(number))
@@ -125,7 +142,7 @@ class ObjectRoom:
     def cancel_asked(self, number: int) -> bytes | None:
         return self._objects.get(_key(number, _CANCEL))
 
-    def silent_s(self, number: int, heartbeat: float, now: float) -> float:
+    def silent_s(self, number: int) -> float:
         return self._objects.age_s(_key(number))
 
     def name(self, number: int) -> str:

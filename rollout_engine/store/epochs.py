@@ -1,8 +1,9 @@
 """Epochs: at most one driver works on a run, and one that was superseded finds out before it commits.
 
 An epoch is one life of the run's driver. It is a file that is made by exclusive creation, so that of two drivers one
-gets the number. Whether its holder lives is decided by pid and start time on the same machine, and by the age of its
-heartbeat from another one (clocks are taken to differ by less than the heartbeat's tolerance).
+gets the number. Whether its holder lives is decided by pid and start time on the same machine, and from another one by
+the age of its record, which one clock tells: that of the file system or store that holds it. No two machines' clocks
+are compared.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
@@ -19,7 +21,7 @@ from rollout_engine.errors import InputError, RunError, describe
 from rollout_engine.specs import Spec
 from rollout_engine.store.epochroom import room_of
 from rollout_engine.store.files import writing
-from rollout_engine.store.mirrors import mirror_of, named
+from rollout_engine.store.mirrors import named
 
 DEAD_AFTER_BEATS = 6
 MAX_ASKER_CHARS = 200
@@ -65,13 +67,22 @@ def process_start(pid: int) -> str:
     return fields[19] if len(fields) > 19 and fields[0] not in "ZX" else ""
 
 
-def is_alive(record: EpochRecord, machine: str, now: float) -> bool:
-    """Whether the holder of an epoch may still be at work, seen from `machine`."""
+def is_alive(record: EpochRecord, machine: str, silent_s: float) -> bool:
+    """Whether the holder of an epoch may still be at work, seen from `machine`; `silent_s`: the record's age."""
     if record.released:
         return False
     if machine and record.machine == machine:
         return process_start(record.pid) == record.process_start
-    return now - record.heartbeat < DEAD_AFTER_BEATS * record.heartbeat_s
+    return silent_s < DEAD_AFTER_BEATS * record.heartbeat_s
+
+
+class Holder(NamedTuple):
+    """Who holds an epoch, or held it last, as seen from here."""
+
+    record: EpochRecord
+    silent_s: float
+    """Seconds since its heartbeat."""
+    alive: bool
 
 
 def newest_epoch(epochs: Path) -> int:
@@ -166,19 +177,31 @@ def ask_cancel(epochs: Path, number: int, who: str) -> None:
         raise InputError(f"cannot be written: {describe(error)}", where=named(epochs)) from error
 
 
-def live_driver(epochs: Path, clock: Callable[[], float] = time.time) -> EpochRecord | None:
+def live_driver(epochs: Path) -> EpochRecord | None:
     """The driver that is at work on a run now, as far as can be seen from here. Raises InputError."""
+    holder = newest_holder(epochs)
+    return holder.record if holder is not None and holder.alive else None
+
+
+def newest_holder(epochs: Path) -> Holder | None:
+    """Of the newest epoch, dead or alive; None where there is none. Raises InputError."""
     newest = newest_epoch(epochs)
     record = read_epoch(epochs, newest) if newest else None
-    if record is None:
-        return None
-    return record if is_alive(record, machine_id(), _now(epochs, record, clock())) else None
+    return None if record is None else _holder(epochs, record)
 
 
-def _now(epochs: Path, record: EpochRecord, now: float) -> float:
-    """What the clock would say that wrote the record. Raises InputError."""
+def _holder(epochs: Path, record: EpochRecord) -> Holder:
+    machine = machine_id()
+    if machine and record.machine == machine:  # its clock is ours
+        silent_s = max(time.time() - record.heartbeat, 0.0)
+    else:
+        silent_s = _silent_s(epochs, record.epoch)
+    return Holder(record, silent_s, is_alive(record, machine, silent_s))
+
+
+def _silent_s(epochs: Path, number: int) -> float:
     try:
-        return record.heartbeat + room_of(epochs).silent_s(record.epoch, record.heartbeat, now)
+        return room_of(epochs).silent_s(number)
     except OSError as error:
         raise InputError(f"cannot be read: {describe(error)}", where=named(epochs)) from error
 
@@ -189,7 +212,7 @@ def take_epoch(epochs: Path, heartbeat_s: float, clock: Callable[[], float] = ti
     while True:
         newest = newest_epoch(epochs)
         if newest:
-            _refuse_if_alive(epochs, newest, machine, heartbeat_s, clock())
+            _refuse_if_alive(epochs, newest, heartbeat_s)
         now = clock()
         record = EpochRecord(
             epoch=newest + 1,
@@ -212,18 +235,17 @@ def take_epoch(epochs: Path, heartbeat_s: float, clock: Callable[[], float] = ti
         return Epoch(epochs, record, clock)
 
 
-def _refuse_if_alive(epochs: Path, number: int, machine: str, heartbeat_s: float, now: float) -> None:
+def _refuse_if_alive(epochs: Path, number: int, heartbeat_s: float) -> None:
     record = read_epoch(epochs, number)
     name = room_of(epochs).name(number)
     if record is None:
-        if mirror_of(epochs) is None and now - Path(name).stat().st_mtime < DEAD_AFTER_BEATS * heartbeat_s:
+        if _silent_s(epochs, number) < DEAD_AFTER_BEATS * heartbeat_s:
             raise InputError("another driver is just starting on this run", where=name, fix="try again in a minute")
         return
-    now = _now(epochs, record, now)
-    if is_alive(record, machine, now):
+    holder = _holder(epochs, record)
+    if holder.alive:
         raise InputError(
-            f"a driver works on this run: pid {record.pid} on {record.host}, "
-            f"heartbeat {max(now - record.heartbeat, 0):.0f} s ago",
+            f"a driver works on this run: pid {record.pid} on {record.host}, heartbeat {holder.silent_s:.0f} s ago",
             where=named(epochs.parent),
             fix=f"wait for it or stop it (kill {record.pid} on {record.host}); if it is surely gone, "
             f'set "released": true in {name}',

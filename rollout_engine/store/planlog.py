@@ -8,6 +8,9 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from rollout_engine.errors import RunError
 from rollout_engine.store.files import reading, sync_directory, write_all, writing
 from rollout_engine.store.layout import Layout
@@ -18,6 +21,7 @@ from rollout_engine.store.planfile import (
     entry_line,
     header_line,
     headers,
+    name_hash,
     parse_entry,
     quoted,
     read_lines,
@@ -45,6 +49,14 @@ class _File:
             self._offsets.append(self.end)
         self._lengths.append(length)
         self.end += length
+
+    def extend(self, lengths: npt.NDArray[np.int64]) -> None:
+        """As `add` for each of them."""
+        starts = np.cumsum(lengths) - lengths + self.end
+        marked = starts[-len(self._lengths) % _STRIDE :: _STRIDE]
+        self._offsets.frombytes(marked.astype(np.uint64).tobytes())
+        self._lengths.frombytes(lengths.astype(np.uint32).tobytes())
+        self.end += int(lengths.sum())
 
     def read(self, first: int, stop: int) -> list[PlanEntry]:
         """Slots of this file. Raises ValueError where a line is not what was written."""
@@ -101,9 +113,11 @@ class PlanLog:
             with reading(path):
                 handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
                 file = self._append_file(handle, header, os.pread(handle, 1 << 20, 0).index(b"\n") + 1)
-            for line in read_lines(path, header.first_slot, limits.get(epoch)):
-                file.add(line.length)
-                self._index.add(hash((line.round, line.name)))
+            hashes = array("I")
+            for lines in read_lines(path, header.first_slot, limits.get(epoch)):
+                file.extend(lines.lengths)
+                hashes.extend(lines.hashes)
+            self._index.extend(hashes)
 
     def _append_file(self, handle: int, header: Header, start: int) -> _File:
         file = _File(handle, header.first_slot, start)
@@ -153,7 +167,7 @@ class PlanLog:
             slot = len(self)
             line = entry_line(slot, round, name, digest, body)
             self._files[-1].add(len(line))
-            self._index.add(hash((round, name)))
+            self._index.add(name_hash(round, name))
             self._buffer += line
             self._unsynced = True
             if len(self._buffer) > _BUFFER_BYTES:
@@ -188,7 +202,7 @@ class PlanLog:
     def find(self, round: int, task_id: str) -> int | None:
         """The first slot of this task in this round, of this epoch or an earlier one."""
         name = quoted(task_id)
-        for slot in self._index.find(hash((round, name))):
+        for slot in self._index.find(name_hash(round, name)):
             entry = self.entry(slot)
             if entry.round == round and entry.task_id == task_id:
                 return slot

@@ -64,12 +64,13 @@ def scan_placed(layout: Layout, space: KeySpace, columns: Sequence[str]) -> Iter
     """As `scan`, with the place of each batch."""
     limits = slot_limits(headers(layout))
     wanted = list(columns)
+    read = list(dict.fromkeys((*wanted, "key")))
     for segment in segments(layout):
         stop = limits.get(segment.epoch)
-        for offset, batch in _read_placed(segment.path, dict.fromkeys((*wanted, "key"))):
+        for offset, batch in _read_placed(segment.path, read):
             kept = batch if stop is None else _below(batch, stop * space.per_slot)
             if len(kept):
-                yield Placed(segment.path, offset, kept.select(wanted))
+                yield Placed(segment.path, offset, kept if read == wanted else kept.select(wanted))
 
 
 def _below(batch: pa.RecordBatch, stop: int) -> pa.RecordBatch:

@@ -10,6 +10,7 @@ import numpy as np
 _START = 1024
 _GROWTH = 1.5
 _MAX_LOAD = 0.8
+_SPARE = 1.1
 
 
 class SlotIndex:
@@ -35,6 +36,11 @@ class SlotIndex:
         if len(self._hashes) > self._full:
             self._grow()
 
+    def extend(self, hashes: array[int]) -> None:
+        """As `add` for each of many at once."""
+        self._hashes.extend(hashes)
+        self._lay(max(int(len(self._hashes) / _MAX_LOAD * _SPARE), len(self._table)))
+
     def _put(self, home: int, entry: int) -> None:
         table = self._table
         while table[home]:
@@ -56,8 +62,10 @@ class SlotIndex:
                 at = 0
 
     def _grow(self) -> None:
-        """A larger table, in which all slots are laid down at once, in the order of their homes."""
-        size = int(len(self._table) * _GROWTH)
+        self._lay(int(len(self._table) * _GROWTH))
+
+    def _lay(self, size: int) -> None:
+        """A table of another size, in which all slots are laid down at once, in the order of their homes."""
         homes = (np.frombuffer(self._hashes, np.uint32).astype(np.int64) * size) >> 32
         order = np.argsort(homes, kind="stable")
         index = np.arange(len(order))

@@ -24,22 +24,24 @@ def winners(layout: Layout, space: KeySpace) -> Ledger:
     waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in scan(layout, space, COLUMNS):
-        _check_keys(layout, batch)
         waiting.append(batch)
         rows += len(batch)
         if rows >= _GATHER_ROWS:
-            ledger.add(pa.concat_batches(waiting))
+            ledger.add(_checked(layout, waiting))
             waiting, rows = [], 0
     if waiting:
-        ledger.add(pa.concat_batches(waiting))
+        ledger.add(_checked(layout, waiting))
     return ledger
 
 
-def _check_keys(layout: Layout, batch: pa.RecordBatch) -> None:
-    keys = batch.column("key")
+def _checked(layout: Layout, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """All of them as one: a log may hold some rows a batch. Raises RunError where a key is none."""
+    rows = pa.concat_batches(batches)
+    keys = rows.column("key")
     numbers = keys.to_numpy(zero_copy_only=False)
     if keys.null_count or numbers.min() < 0 or numbers.max() > _MAX_KEY:
         raise RunError(f"{named(layout.log)}: a row has no usable key; the log was edited, or is another program's")
+    return rows
 
 
 def winning(layout: Layout, space: KeySpace, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

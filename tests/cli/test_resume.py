@@ -83,3 +83,30 @@ def _resume(folder: Path) -> Done:
     from tests.cli.rollout import rollout
 
     return rollout("resume", "a", "--failed", "-m", "m.call_retries=2", "--json", cwd=folder)
+
+
+def test_a_run_that_lacks_nothing_but_its_tables_gets_them(inside: Inside) -> None:
+    write_tasks(inside.folder / "tasks.jsonl", 3)
+    assert inside("run", "tasks.jsonl", "-m", "a=scripted:skill=1", "-o", "a", "-q", *FAST).code == 0
+    run = inside.folder / "a" / "run.json"
+    run.write_text(run.read_text().replace('"status": "finished"', '"status": "running"'))
+    for name in ("rollouts", "turns"):
+        shutil.rmtree(inside.folder / "a" / name)
+    done = inside("resume", "a", "-q", "--json")
+    assert (done.code, done.document["rows"], done.document["status"]) == (0, 3, "finished")
+    assert (inside.folder / "a" / "rollouts" / "part-00000.parquet").exists()
+
+
+def test_the_same_tasks_in_other_bytes_are_the_same_tasks(inside: Inside) -> None:
+    """Only the very same bytes are believed without a look at the tasks."""
+    tasks = inside.folder / "tasks.jsonl"
+    write_tasks(tasks, 3)
+    assert inside("run", "tasks.jsonl", "-m", "a=scripted:p_garbage=1", "-m", "a.call_retries=0",
+                  "--config", _hasty(inside.folder), "-o", "a", "-q", *FAST).code == 1  # fmt: skip
+    rows = [json.loads(line) for line in tasks.read_text().splitlines()]
+    tasks.write_text("".join(json.dumps(row, separators=(" ,", " : ")) + "\n" for row in rows))
+    assert inside("resume", "a", "--failed", "-q").code == 1
+    rows[2]["prompt"] += " now"
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    other = inside("resume", "a", "--failed", "-q")
+    assert (other.code, "not the tasks that the run was started with" in other.err) == (2, True), other.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,7 @@ def abandon(run: RunDir, epoch: int) -> None:
     """Makes an epoch look like that of a driver on another machine that died long ago."""
     path = run.layout.epoch_file(epoch)
     path.write_text(json.dumps({**json.loads(path.read_text()), "machine": "elsewhere", "heartbeat": 0.0}))
+    os.utime(path, (0, 0))
 
 
 def rows_of(run: RunDir, *columns: str) -> list[tuple[Any, ...]]:

@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -65,17 +66,40 @@ def test_a_pid_that_was_given_to_another_process_holds_nothing(tmp_path: Path) -
     assert take_epoch(tmp_path, 5).number == 2
 
 
-def test_another_machine_is_judged_by_its_heartbeat(tmp_path: Path) -> None:
-    clock = Clock()
-    epoch = take_epoch(tmp_path, 5, clock)
-    change(tmp_path, 1, machine="elsewhere", host="node-7", pid=1)
-    clock.now += 29
-    with pytest.raises(InputError, match=r"pid 1 on node-7, heartbeat 29 s ago"):
-        take_epoch(tmp_path, 5, clock)
-    clock.now += 2
-    assert take_epoch(tmp_path, 5, clock).number == 2
+def silent_for(epochs: Path, number: int, seconds: float) -> None:
+    """As if the record had been written so long ago."""
+    ago = time.time() - seconds
+    os.utime(epochs / f"{number}.json", (ago, ago))
+
+
+@pytest.mark.parametrize("wrong_by", [0, -86400, 86400])
+def test_another_machine_is_judged_by_the_age_of_its_record_whatever_its_clock_says(
+    tmp_path: Path, wrong_by: float
+) -> None:
+    epoch = take_epoch(tmp_path, 50)
+    heartbeat = time.time() + wrong_by
+    change(tmp_path, 1, machine="elsewhere", host="node-7", pid=1, heartbeat=heartbeat)
+    silent_for(tmp_path, 1, 200)
+    with pytest.raises(InputError, match=r"pid 1 on node-7, heartbeat 2\d\d s ago"):
+        take_epoch(tmp_path, 50)
+    assert live_driver(tmp_path) is not None
+    silent_for(tmp_path, 1, 301)
+    assert live_driver(tmp_path) is None
+    assert take_epoch(tmp_path, 50).number == 2
+    assert sorted(os.listdir(tmp_path)) == ["1.json", "2.json"]
     with pytest.raises(RunError, match="another driver has taken over"):
         epoch.check()
+
+
+def test_our_own_clock_may_be_wrong_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records and the present are stamped by whoever keeps the files."""
+    take_epoch(tmp_path, 50)
+    change(tmp_path, 1, machine="elsewhere")
+    right = time.time()
+    monkeypatch.setattr(time, "time", lambda: right + 86400)
+    assert live_driver(tmp_path) is not None
+    silent_for(tmp_path, 1, 86400 + 301)
+    assert live_driver(tmp_path) is None
 
 
 def test_the_heartbeat_is_renewed_when_it_is_due(tmp_path: Path) -> None:
