@@ -51,7 +51,7 @@ from rollout_engine.types import (
     Turn,
     new_record,
 )
-from rollout_engine.verifiers.base import Verifier, takes_sandbox
+from rollout_engine.verifiers.base import Verifier, kept_output, takes_sandbox
 from rollout_engine.verifiers.case import enter_case
 from rollout_engine.waiting import Activity, Cell, Phase, enter_rollout
 
@@ -381,7 +381,7 @@ class Rollout:
         record.score = value
         threshold = self._resources.config.rewards.pass_threshold
         record.passed = score.passed if score.passed is not None else value >= threshold
-        record.score_components = components
+        record.score_components, record.verifier_output = components, kept_output(score)
 
     def _no_score(self, error: BaseException) -> None:
         """The score is null, unless the task declared that its verifier's errors count as zero."""

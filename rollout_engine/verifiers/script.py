@@ -21,6 +21,7 @@ import posixpath
 import secrets
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,10 +32,13 @@ from rollout_engine.problems import checked
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import EnvironmentSpec, Spec, Task
 from rollout_engine.types import ExecResult, Isolation, Score, Trajectory
+from rollout_engine.verifiers.base import MAX_OUTPUT_CHARS
 from rollout_engine.verifiers.reward import MAX_RESULT_BYTES, score_of_json, score_of_text
 
 TAIL_BYTES = 1_200
 """Of a command's output, in the message of a verdict that could not be had."""
+SAID_BYTES = 4 * MAX_OUTPUT_CHARS
+"""Of each of its streams, beside a verdict."""
 
 _EMPTY = """
 set -e
@@ -90,13 +94,13 @@ class Script:
             await sandbox.write_file(path, text.encode(), mode=0o755 if text.startswith("#!") else 0o644)
         result = await self._run(sandbox, folder)
         if self._spec.reward == "exit_code":
-            return _by_exit_code(result)
+            return _saying(result, _by_exit_code(result))
         score = await _by_file(sandbox, folder)
         if score is None and self._spec.reward == "file_or_exit_code":
-            return _by_exit_code(result)
+            score = _by_exit_code(result)
         if score is None:
             raise VerifierBadReturn(f"no reward.json or reward.txt in {folder}; {_ending(result)}")
-        return score
+        return _saying(result, score)
 
     async def _make_room(self, sandbox: Sandbox, workdir: str, folder: str) -> None:
         """Empties, as root, the folders that are the verifier's: nothing that an agent left there counts."""
@@ -144,6 +148,11 @@ def _by_exit_code(result: ExecResult) -> Score:
     if result.exit_code < 0 or result.exit_code in (126, 127):
         raise VerifierError(f"the command did not run to its end; {_ending(result)}")
     return Score(1.0, True) if result.ok else Score(0.0, False)
+
+
+def _saying(result: ExecResult, score: Score) -> Score:
+    """The score, with the end of what the command printed."""
+    return replace(score, output=(result.stdout[-SAID_BYTES:] + result.stderr[-SAID_BYTES:]).decode(errors="replace"))
 
 
 async def _by_file(sandbox: Sandbox, folder: str) -> Score | None:

@@ -121,7 +121,7 @@ class Code:
             low, high = self._spec.score_range
             if not low <= score <= high:
                 raise VerifierBadReturn(f"the score {score:g} is not within the declared {low:g} to {high:g}")
-        return Score(score, passed, components(parts, "the verdict"))
+        return Score(score, passed, components(parts, "the verdict"), output)
 
 
 def _tail(result: ExecResult) -> str:
