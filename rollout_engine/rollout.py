@@ -293,9 +293,9 @@ class Rollout:
         record.verifier_isolation = prepared.verifier.isolation.value
         trajectory = Trajectory(tuple(record.turns), record.final_answer)
         late = VerifierTimeout(f"no verdict within {prepared.verify_s:g} s")
-        enter_case(self._judge)
         try:
-            async with self._resources.verifying, _phase_limit(prepared.verify_s, late):
+            async with self._resources.verifying, _phase_limit(prepared.verify_s, late) as limit:
+                enter_case(self._judge, limit)
                 self._score(await self._verdict(trajectory))
         # User code may raise anything, SystemExit included: all of it is the verifier's own failure.
         except BaseException as error:
@@ -423,12 +423,12 @@ def _workspace_kept() -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _phase_limit(seconds: float, late: Exception) -> AsyncIterator[None]:
+async def _phase_limit(seconds: float, late: Exception) -> AsyncIterator[asyncio.Timeout]:
     """Bounds a phase; raises `late` when it, and not somebody else's limit, is what expired."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
-            yield
+            yield limit
     except TimeoutError:
         if limit.expired():
             raise late from None

@@ -34,6 +34,7 @@ from rollout_engine.specs import EnvironmentSpec, Spec, Task
 from rollout_engine.types import ExecResult, Isolation, Score, Trajectory
 from rollout_engine.verifiers.base import MAX_OUTPUT_CHARS
 from rollout_engine.verifiers.reward import MAX_RESULT_BYTES, score_of_json, score_of_text
+from rollout_engine.verifiers.workshop import Workshop, a_core
 
 TAIL_BYTES = 1_200
 """Of a command's output, in the message of a verdict that could not be had."""
@@ -76,9 +77,12 @@ class ScriptSpec(Spec):
 class Script:
     """Verifies what an agent left by one command."""
 
-    def __init__(self, spec: Mapping[str, Any], *, timeout_s: float = 300.0) -> None:
+    uses_workshop = True
+
+    def __init__(self, spec: Mapping[str, Any], *, timeout_s: float = 300.0, workshop: Workshop | None = None) -> None:
         """Raises InputError naming the field that cannot be used."""
         self._spec = checked(ScriptSpec, spec, "verifier")
+        self._workshop = workshop
         self._timeout_s = timeout_s
         self.isolation = Isolation(self._spec.isolation)
 
@@ -123,7 +127,8 @@ class Script:
         whole = "case $REWARD_DIR in /*) ;; *) REWARD_DIR=$PWD/$REWARD_DIR ;; esac\n"
         argv = ["sh", "-c", whole + self._spec.command]
         try:
-            return await sandbox.exec(argv, env=env, user=self._spec.user, timeout_s=self._timeout_s)
+            async with a_core(self._workshop):
+                return await sandbox.exec(argv, env=env, user=self._spec.user, timeout_s=self._timeout_s)
         except ExecTimeout as error:
             raise VerifierTimeout(f"no verdict within {self._timeout_s:g} s; {_ending(error.partial)}") from error
 

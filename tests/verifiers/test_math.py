@@ -18,12 +18,13 @@ from typing import Any
 import pytest
 
 from rollout_engine.errors import InputError, VerifierError, VerifierTimeout, VerifierUnavailable
+from rollout_engine.machine import cores
 from rollout_engine.sandboxes import make_provider
 from rollout_engine.sandboxes.base import SandboxSpec
 from rollout_engine.specs import Task
 from rollout_engine.types import Score, Trajectory
 from rollout_engine.verifiers import make_verifier
-from rollout_engine.verifiers.maths.pool import MathPool, cores, parse_line
+from rollout_engine.verifiers.maths.pool import MathPool, parse_line
 from rollout_engine.verifiers.workshop import Workshop
 from tests.sandboxes.backends import ISOLATING, absent, working
 

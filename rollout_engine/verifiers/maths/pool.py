@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_engine.errors import VerifierError, VerifierTimeout, VerifierUnavailable
+from rollout_engine.machine import cores
 from rollout_engine.threads import in_own_thread
 from rollout_engine.verifiers.maths import program
 from rollout_engine.verifiers.reply import parse_reply
@@ -31,11 +32,6 @@ SOURCE = Path(program.__file__).read_text()
 def source(parent: int = 0) -> str:
     """The program as a text for `python -I -c`."""
     return f"{SOURCE}\nmain({parent})\n"
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return max(len(os.sched_getaffinity(0)), 1)
 
 
 @dataclass(slots=True)
