@@ -187,6 +187,19 @@ class RunStore:
         finally:
             self._writer.close(status)
 
+    def publish_logs(self) -> None:
+        """This process's log files, which nobody writes any more, go to the object store, where the run is on one.
+
+        A store that refuses them costs the log alone: the rows are there by now.
+        """
+        mirror = self._run.mirror
+        for path in sorted(self._run.layout.logs.glob("*.jsonl*")) if mirror is not None else ():
+            try:
+                publish(path)
+            except OSError as error:
+                log.warning("%s: %s; the rest of the logs is lost with this process", named(path), describe(error))
+                return
+
     def abandon(self) -> None:
         """The epoch ends before it began: an old run is as it was, and of a new one nothing stays."""
         if self.closed:

@@ -92,6 +92,8 @@ def test_a_run_on_s3_has_the_rows_of_one_on_a_disk_and_every_command_reads_it(
     assert one.document["turns"], "turns travelled with their rows"
     assert rollout("rewards", uri, "--json", cwd=tmp_path).code == 0
     assert "nothing to do" in rollout("resume", uri, cwd=tmp_path).err
+    log = open_objects(uri).get("logs/driver-e1.jsonl") or b""
+    assert log.count(b'"event":"rollout"') == ROWS, "the driver's log outlives its working copy"
     again = rollout("run", "tasks.jsonl", *models(), *WORK, "-o", uri, cwd=tmp_path)
     assert (again.code, "is a run already" in again.err) == (2, True)
 
