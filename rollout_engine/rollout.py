@@ -16,6 +16,7 @@ from rollout_engine.agentclock import AgentClock
 from rollout_engine.agents.base import Agent, AgentLimits, equipped
 from rollout_engine.bound import BoundJudge, BoundModel, Model
 from rollout_engine.config import RunConfig
+from rollout_engine.disk import on_some_disk
 from rollout_engine.errors import (
     DeadlineError,
     InfraError,
@@ -130,7 +131,8 @@ class Rollout:
         self._deadline = asyncio.get_running_loop().time() + whole_s
         try:
             # The time to clean up is a part of the whole.
-            await self._phases(self._deadline - limits.close_s)
+            with on_some_disk():
+                await self._phases(self._deadline - limits.close_s)
         # A SystemExit that escaped would end the host's loop and with it every other rollout.
         except BaseException as error:
             if _asked_to_end(error):
@@ -296,7 +298,8 @@ class Rollout:
         try:
             async with self._resources.verifying, _phase_limit(prepared.verify_s, late) as limit:
                 enter_case(self._judge, limit)
-                self._score(await self._verdict(trajectory))
+                with on_some_disk():
+                    self._score(await self._verdict(trajectory))
         # User code may raise anything, SystemExit included: all of it is the verifier's own failure.
         except BaseException as error:
             if isinstance(error, InfraError) or _asked_to_end(error):

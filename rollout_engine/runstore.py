@@ -242,11 +242,18 @@ def write_tables(run: RunDir, ledger: Ledger, names: SlotNames) -> None:
     """groups.parquet and rewards.parquet, chunk by chunk, each replaced as a whole."""
     config = run.info.config
     targets = ((run.layout.groups, GROUPS), (run.layout.rewards, REWARDS))
+    with writing(run.layout.groups):
+        _write_tables(run, targets, score_chunks(ledger, names, config), config)
+
+
+def _write_tables(
+    run: RunDir, targets: Sequence[tuple[Path, pa.Schema]], chunks: TableChunks, config: RunConfig
+) -> None:
     temporary = [path.with_name(f".{path.name}.tmp") for path, _ in targets]
     writers = [
         pq.ParquetWriter(file, schema, compression="zstd") for file, (_, schema) in zip(temporary, targets, strict=True)
     ]
-    for scores in score_chunks(ledger, names, config):
+    for scores in chunks:
         writers[0].write_table(groups_table(scores, config.rewards))
         writers[1].write_table(rewards_table(scores, config.rewards))
     for writer, file, (path, _) in zip(writers, temporary, targets, strict=True):
@@ -255,8 +262,7 @@ def write_tables(run: RunDir, ledger: Ledger, names: SlotNames) -> None:
         os.replace(file, path)
     sync_directory(run.path)
     for path, _ in targets:
-        with writing(path):
-            publish(path)
+        publish(path)
 
 
 def read_run(path: Path) -> Run:

@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from rollout_engine.disk import is_full
 from rollout_engine.errors import ExecTimeout, SandboxUnavailable, VerifierBadReturn, VerifierError, VerifierTimeout
 from rollout_engine.problems import checked
 from rollout_engine.sandboxes.base import Sandbox
@@ -178,6 +179,8 @@ async def _read(sandbox: Sandbox, path: str) -> bytes | None:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
+            if is_full(error):
+                raise
             raise VerifierBadReturn(f"{path} is no result file: {error}") from error
 
 
