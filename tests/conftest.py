@@ -34,6 +34,8 @@ SLOW = (
     "ray/test_leases.py",
     "ray/test_seen.py",
     "ray/test_waiting.py",
+    "ray/test_judges.py",
+    "verifiers/test_cores.py",
     "cli/test_interrupt.py",
     "nodes/",
     "chaos/",

@@ -93,7 +93,9 @@ async def rows_of(config: Any, wanted: list[Task], run_dir: Path) -> list[dict[s
         await engine.finish(wanted)
         await engine.close()
         found: list[dict[str, Any]] = (await asyncio.to_thread(engine.tables)).rollouts.to_pylist()
-    assert all(row["node_id"] for row in found), "it ran on Ray"
+    nodes = {row["node_id"] for row in found if row["num_turns"]}
+    assert nodes
+    assert all(len(node) > 30 for node in nodes), "what was started ran on a node of Ray's"
     return found
 
 

@@ -168,6 +168,6 @@ def parse_line(line: bytes) -> dict[str, Any]:
     return parse_reply(line)
 
 
-def missing(what: object) -> str:
+def missing(what: object, fix: str = "pip install 'rollout-engine[math]' on the hosts") -> str:
     """The reason of a verdict that could not be had for want of the package."""
-    return f"the math verifier needs the package math-verify ({what!s:.200}): pip install 'rollout-engine[math]'"
+    return f"the math verifier needs the package math-verify ({what!s:.200}): {fix}"

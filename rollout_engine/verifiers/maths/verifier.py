@@ -85,7 +85,8 @@ class Math:
         lines = result.stdout.splitlines()
         hello = parse_line(lines[0] if lines else b"")
         if "missing" in hello:
-            raise VerifierUnavailable(f"in the sandbox, {missing(hello['missing'])}")
+            fix = f"install math-verify for {python} in the task's image, directory or tar, or say isolation = pure"
+            raise VerifierUnavailable(f"in the sandbox, {missing(hello['missing'], fix)}")
         if len(lines) < 2 and result.exit_code == -24:  # SIGXCPU: the program's own limit
             raise VerifierTimeout(f"the expressions were not compared within {self._limit_s:g} s of CPU time")
         return parse_line(lines[1] if len(lines) > 1 else b"")
