@@ -36,8 +36,8 @@ _find: ContextVar[FindJudge] = ContextVar("judges", default=_nobody)
 _limit: ContextVar[asyncio.Timeout | None] = ContextVar("verdict_limit", default=None)
 
 
-def enter_case(find: FindJudge, limit: asyncio.Timeout) -> None:
-    """From here on, this task's verifiers ask these judges, and have until this limit."""
+def enter_case(find: FindJudge, limit: asyncio.Timeout | None = None) -> None:
+    """From here on, this task's verifiers ask these judges, and have until this limit, if there is one."""
     _find.set(find)
     _limit.set(limit)
 
