@@ -205,6 +205,12 @@ class BoundJudge(BoundModel):
         super().__init__(model, context, AgentClock(deadline, deadline), record)
         self.judge = judge
 
+    async def complete(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = (), *, sampling: Sampling | None = None
+    ) -> Completion:
+        self._record.judge_calls += 1
+        return await super().complete(messages, tools, sampling=sampling)
+
     def _count(self, completion: Completion, call: GatedCall) -> None:
         call.used(completion)
         record, usage = self._record, completion.usage

@@ -7,8 +7,8 @@ something against them are kept.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rollout_engine.breaker import Breaker, BreakerState
 from rollout_engine.config import RetrySpec
@@ -58,7 +58,7 @@ class Outcome(NamedTuple):
 
 def subjects_of(task: Task) -> tuple[Subject, ...]:
     """What all rollouts of a task depend on, whatever their model and host."""
-    found = [Subject("verifier", str((task.verifier or {}).get("type", "")))]
+    found = [Subject("verifier", _kind_of(task.verifier or {}))]
     env = task.environment
     root = env and (env.image or env.directory or env.tar)
     if root:
@@ -66,6 +66,18 @@ def subjects_of(task: Task) -> tuple[Subject, ...]:
     if task.files or task.setup or task.services:
         found.append(Subject("setup", task.task_id))
     return tuple(found)
+
+
+def _kind_of(verifier: Mapping[str, Any]) -> str:
+    """Its type, and the judges that it may ask: one that is down says nothing against another."""
+    judges, todo = set(), [verifier]
+    while todo:
+        spec = todo.pop()
+        if spec.get("type") == "judge":
+            judges.add(str(spec.get("judge") or "the only judge"))
+        todo += [inner for inner in spec.values() if isinstance(inner, Mapping)]
+    asked = f" ({', '.join(sorted(judges))})" if judges else ""
+    return f"{verifier.get('type', '')}{asked}"
 
 
 def finding(kind: SubjectKind, outcome: Outcome) -> bool | None:

@@ -205,6 +205,9 @@ class HostSpec(Spec):
     """Sandboxes being started at once."""
     verifying: int = Field(default=64, gt=0)
     """Verifications at once."""
+    scoring: int | None = Field(default=None, gt=0)
+    """Of those the ones that compute (code, script, math) at once, however many wait for judges and sandboxes; None: as
+    many as the host has cores."""
     creations_per_minute: dict[str, Annotated[float, Field(gt=0)]] = Field(default_factory=dict)
     """Backend (docker, namespace, local, or your own's name) -> sandboxes that each host asks it for in a minute, those
     of verifiers, of preparations and of further tries among them; one that is not named is not held back."""

@@ -205,7 +205,11 @@ class RolloutEngine:
             try:
                 await self._end_run(status)
             finally:
-                await in_own_thread(self._logs.close, "close logs")
+                await in_own_thread(self._close_logs, "close logs")
+
+    def _close_logs(self) -> None:
+        self._logs.close()
+        self._store.publish_logs()
 
     async def _end_run(self, status: RunStatus) -> None:
         """Final tables and the end of the epoch. Raises RunError where the disk does not let it."""

@@ -12,6 +12,7 @@ RolloutEngineError
       ModelBadResponse ModelRequestError ModelAuthError ModelRefused ModelMissingAnswer
     SandboxError              the sandbox's provider
       SandboxStartError SandboxDied SandboxUnavailable
+      NodeDiskFull              a disk of the node, not of the sandbox, has no room
         SandboxOutOfMemory        what ran in it, not we, ended it: the agent's own limit
     SetupError                the task's own files, setup commands, services or tools
       SetupTimeout            one of them was not done in its time
@@ -163,6 +164,10 @@ class SandboxUnavailable(SandboxError):
     """The provider itself is not there (no daemon, no permission)."""
 
     retryable = False
+
+
+class NodeDiskFull(SandboxError):
+    """A disk of the node is full: the place where images, installations, files on their way or temporary ones lie."""
 
 
 class SetupError(InfraError):

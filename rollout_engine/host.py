@@ -25,7 +25,7 @@ from rollout_engine.hooks import TEARDOWN_S, has_hook, tear_down
 from rollout_engine.hostclock import DriverClock
 from rollout_engine.hostmeter import HostMeter
 from rollout_engine.loglines import About, speak_of
-from rollout_engine.machine import check_descriptors
+from rollout_engine.machine import check_descriptors, cores
 from rollout_engine.metrics import Exporter
 from rollout_engine.models import make_client, sampling_of
 from rollout_engine.outbox import BIG_ROW_BYTES, Outbox, row_bytes, to_row, turns_bytes
@@ -166,7 +166,7 @@ class Host:
             provider = self._meter.provider(made)
         starting = at_once(self._spec.starting, rates, config.sandbox, config.limits.start_s)
         verifying = at_once(self._spec.verifying, rates, config.sandbox, config.limits.verify_s)
-        self._workshop = Workshop(provider)
+        self._workshop = Workshop(provider, scoring=self._spec.scoring or max(cores() // config.hosts_per_node, 1))
         self._resources = Resources(
             config=config,
             agent=make_agent(config.agent, config.agent_options),

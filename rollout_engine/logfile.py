@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
+from rollout_engine.disk import node
 from rollout_engine.loglines import Fields, spoken_of
 
 FLUSH_S = 0.5
@@ -30,6 +33,8 @@ class LogFile(logging.Handler):
         self._lines: deque[bytes | logging.LogRecord] = deque()
         self._waiting = 0
         self._dropped = 0
+        self._refused = False
+        """The disk has refused the last lines."""
         self._urgent, self._ends = threading.Event(), False
         self.disk = threading.Lock()
         """Held while lines are written."""
@@ -93,15 +98,32 @@ class LogFile(logging.Handler):
         lines = [self._line(each) if isinstance(each, logging.LogRecord) else each for each in waiting]
         data = b"".join(line for line in lines if line is not None)
         if dropped:
-            data += b'{"level":"warning","message":"%d lines were dropped: the disk is behind"}\n' % dropped
+            why = b"refused them" if self._refused else b"is behind"
+            data += b'{"level":"warning","message":"%d lines were dropped: the disk %s"}\n' % (dropped, why)
+        self._append(data)
+
+    def _append(self, data: bytes) -> None:
+        written = 0
         try:
             if self._size and self._size + len(data) > self._max_bytes:
                 self._rotate()
-            while data:
-                data = data[os.write(self._handle, data) :]
-        except OSError:
-            self._dropped += data.count(b"\n")
+            while written < len(data):
+                written += os.write(self._handle, memoryview(data)[written:])
+            self._refused = False
+        except OSError as error:
+            whole = data.rfind(b"\n", 0, written) + 1
+            with suppress(OSError):  # a line that is torn would spoil the next one
+                os.ftruncate(self._handle, os.fstat(self._handle).st_size - (written - whole))
+            self._dropped += data.count(b"\n", whole)
+            self._complain(error)
         self._size = os.fstat(self._handle).st_size
+
+    def _complain(self, error: OSError) -> None:
+        """Said once, until the disk takes lines again: nothing but lines is lost."""
+        if not self._refused:
+            where = f"{self._path} on {node()}"
+            sys.stderr.write(f"{where}: log lines are lost: {error.strerror}; make room there (the run goes on)\n")
+        self._refused = True
 
     def _rotate(self) -> None:
         names = [self._path, *(self._path.with_name(f"{self._path.name}.{n}") for n in range(1, self._kept + 1))]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import os
 import resource
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -14,6 +16,7 @@ from rollout_engine.errors import InputError
 DESCRIPTORS_PER_ROLLOUT = 2
 """A connection to the model, and a socket or pipe of the sandbox."""
 DESCRIPTORS_BASE = 512
+CGROUP = Path("/sys/fs/cgroup")
 
 COLLECT_AFTER = 50_000
 """Objects that a host's process makes, beyond those that it frees, between two searches for unreachable cycles."""
@@ -63,5 +66,25 @@ def collect_seldom() -> None:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    """Cores that this process may use, whole ones: what it is pinned to, or less where its cgroup allows less."""
+    share = cpu_share()
+    pinned = len(os.sched_getaffinity(0))
+    return max(pinned if share is None else min(pinned, math.ceil(share)), 1)
+
+
+def cpu_share() -> float | None:
+    """Cores that a cgroup (a container's limit) allows; None where it says nothing."""
+    try:
+        quota, period = (CGROUP / "cpu.max").read_text().split()
+    except (OSError, ValueError):
+        v1 = [number_in(CGROUP / "cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+        return v1[0] / v1[1] if v1[0] and v1[1] and v1[0] > 0 else None
+    return None if quota == "max" else int(quota) / int(period)
+
+
+def number_in(path: Path) -> int | None:
+    """What a file of the kernel's holds; None where it is no number, or not there."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

@@ -15,6 +15,7 @@ from rollout_engine.agentclock import AgentClock
 from rollout_engine.agents.base import Agent, AgentLimits, equipped
 from rollout_engine.bound import BoundJudge, BoundModel, Model
 from rollout_engine.config import RunConfig
+from rollout_engine.disk import on_some_disk
 from rollout_engine.errors import (
     DeadlineError,
     InfraError,
@@ -52,7 +53,7 @@ from rollout_engine.types import (
     Turn,
     new_record,
 )
-from rollout_engine.verifiers.base import Verifier, takes_sandbox
+from rollout_engine.verifiers.base import Verifier, kept_output, takes_sandbox
 from rollout_engine.verifiers.case import enter_case
 from rollout_engine.waiting import Activity, Cell, Phase, enter_rollout
 
@@ -133,7 +134,8 @@ class Rollout:
         self._deadline = asyncio.get_running_loop().time() + whole_s
         try:
             # The time to clean up is a part of the whole.
-            await self._phases(self._deadline - limits.close_s)
+            with on_some_disk():
+                await self._phases(self._deadline - limits.close_s)
         # A SystemExit that escaped would end the host's loop and with it every other rollout.
         except BaseException as error:
             if _asked_to_end(error):
@@ -308,10 +310,11 @@ class Rollout:
         record, prepared = self.record, self._prepared
         record.verifier_isolation = prepared.verifier.isolation.value
         trajectory = Trajectory(tuple(record.turns), record.final_answer)
-        enter_case(self._judge)
         try:
             async with self._resources.verifying, asyncio.timeout(prepared.verify_s) as limit:
-                self._score(await self._verdict(trajectory))
+                enter_case(self._judge, limit)
+                with on_some_disk():
+                    self._score(await self._verdict(trajectory))
         # User code may raise anything, SystemExit included: all of it is the verifier's own failure.
         except BaseException as error:
             if isinstance(error, InfraError) or _asked_to_end(error):
@@ -400,7 +403,7 @@ class Rollout:
         record.score = value
         threshold = self._resources.config.rewards.pass_threshold
         record.passed = score.passed if score.passed is not None else value >= threshold
-        record.score_components = components
+        record.score_components, record.verifier_output = components, kept_output(score)
 
     def _no_score(self, error: BaseException) -> None:
         """The score is null, unless the task declared that its verifier's errors count as zero."""
@@ -443,12 +446,12 @@ def _workspace_kept() -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _phase_limit(seconds: float, late: Exception) -> AsyncIterator[None]:
+async def _phase_limit(seconds: float, late: Exception) -> AsyncIterator[asyncio.Timeout]:
     """Bounds a phase; raises `late` when it, and not somebody else's limit, is what expired."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
-            yield
+            yield limit
     except TimeoutError:
         if limit.expired():
             raise late from None

@@ -209,6 +209,19 @@ class RunStore:
         finally:
             self._writer.close(status)
 
+    def publish_logs(self) -> None:
+        """This process's log files, which nobody writes any more, go to the object store, where the run is on one.
+
+        A store that refuses them costs the log alone: the rows are there by now.
+        """
+        mirror = self._run.mirror
+        for path in sorted(self._run.layout.logs.glob("*.jsonl*")) if mirror is not None else ():
+            try:
+                publish(path)
+            except OSError as error:
+                log.warning("%s: %s; the rest of the logs is lost with this process", named(path), describe(error))
+                return
+
     def abandon(self) -> None:
         """The epoch ends before it began: an old run is as it was, and of a new one nothing stays."""
         if self.closed:
@@ -251,11 +264,18 @@ def write_tables(run: RunDir, ledger: Ledger, names: SlotNames) -> None:
     """groups.parquet and rewards.parquet, chunk by chunk, each replaced as a whole."""
     config = run.info.config
     targets = ((run.layout.groups, GROUPS), (run.layout.rewards, REWARDS))
+    with writing(run.layout.groups):
+        _write_tables(run, targets, score_chunks(ledger, names, config), config)
+
+
+def _write_tables(
+    run: RunDir, targets: Sequence[tuple[Path, pa.Schema]], chunks: TableChunks, config: RunConfig
+) -> None:
     temporary = [path.with_name(f".{path.name}.tmp") for path, _ in targets]
     writers = [
         pq.ParquetWriter(file, schema, compression="zstd") for file, (_, schema) in zip(temporary, targets, strict=True)
     ]
-    for scores in score_chunks(ledger, names, config):
+    for scores in chunks:
         writers[0].write_table(groups_table(scores, config.rewards))
         writers[1].write_table(rewards_table(scores, config.rewards))
     for writer, file, (path, _) in zip(writers, temporary, targets, strict=True):
@@ -264,8 +284,7 @@ def write_tables(run: RunDir, ledger: Ledger, names: SlotNames) -> None:
         os.replace(file, path)
     sync_directory(run.path)
     for path, _ in targets:
-        with writing(path):
-            publish(path)
+        publish(path)
 
 
 def read_run(path: Path) -> Run:

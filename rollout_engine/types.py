@@ -308,6 +308,8 @@ class Score:
     value: float
     passed: bool | None = None
     components: Mapping[str, float] = field(default_factory=dict)
+    output: str = field(default="", compare=False)
+    """What the verifier had to say beside it: its command's output, its code's, its judge's reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +355,7 @@ class RolloutRecord:
     failure_message: str | None = None
     retryable: bool | None = None
     verifier_isolation: str | None = None
+    verifier_output: str | None = None
     limits_enforced: str | None = None
     oom_kills: int | None = None
     num_turns: int = 0
@@ -362,6 +365,7 @@ class RolloutRecord:
     thrown_prompt_tokens: int = 0
     thrown_completion_tokens: int = 0
     thrown_cost_usd: float | None = None
+    judge_calls: int = 0
     judge_prompt_tokens: int = 0
     judge_completion_tokens: int = 0
     judge_cost_usd: float | None = None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,6 +37,8 @@ SLOW = (
     "ray/test_leases.py",
     "ray/test_seen.py",
     "ray/test_waiting.py",
+    "ray/test_judges.py",
+    "verifiers/test_cores.py",
     "cli/test_interrupt.py",
     "nodes/",
     "chaos/",
@@ -67,6 +73,21 @@ QUICK_ON_DOCKER = {
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB."""
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("needs root to mount a small tmpfs")
+    target = tmp_path / "small"
+    target.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(target)], check=False).returncode:
+        pytest.skip("this root may not mount")
+    try:
+        yield target
+    finally:
+        subprocess.run(["umount", "-l", str(target)], check=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 import rollout_engine
@@ -50,6 +52,20 @@ def test_a_python_block_runs_as_it_stands(page: Path, number: int, place: Path) 
 def test_the_task_of_the_readme_is_a_task() -> None:
     for block in blocks(ROOT / "README.md", "json"):
         assert Task.model_validate_json(block).answer
+
+
+def test_a_run_filters_the_tasks_of_the_next_one_as_the_page_says(tmp_path: Path) -> None:
+    (script,) = blocks(ROOT / "docs/cli.md", "sh")
+    for name in ("qa.toml", "qa.jsonl"):
+        shutil.copy(ROOT / "examples/tasks" / name, tmp_path)
+    whole = f'set -e\nrollout() {{ {sys.executable} -m rollout_engine "$@"; }}\n{script}'
+    done = subprocess.run(["sh", "-c", whole], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    first = pq.read_table(tmp_path / "runs/first/rewards.parquet").to_pylist()
+    second = pq.read_table(tmp_path / "runs/second/rewards.parquet").to_pylist()
+    kept = {row["task_id"] for row in first if row["learnability"] >= 0.05}
+    assert {row["task_id"] for row in second} == kept
+    assert 0 < len(kept) <= len(first)
 
 
 @pytest.mark.parametrize("example", QUICK)

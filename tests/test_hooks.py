@@ -126,6 +126,7 @@ class TestOneRollout:
     async def test_an_agent_whose_setup_fails_does_not_run_and_cleans_up(self, does: str, kind: str) -> None:
         row = await row_of({"setup": does}, verifier())
         assert (row.status, row.failure_boundary, row.failure_type) == ("failed", "setup", kind)
+        assert [error.split(":")[0] for error in row.hook_errors] == ["Agent.setup"]
         assert CALLS == ["agent.setup", "agent.cleanup"]
 
     async def test_a_verifier_whose_setup_fails_is_no_finding(self) -> None:
@@ -148,6 +149,7 @@ class TestOneRollout:
         parts = {"a": {"verifier": verifier("a", setup="raises")}, "b": {"verifier": verifier("b", setup="b ready")}}
         row = await row_of({}, {"type": "composite", "components": parts})
         assert row.score is None
+        assert row.hook_errors == ["Verifier.setup: ValueError: oh no"]
         assert "b ready" in CALLS
         assert {"a.cleanup", "b.cleanup"} <= set(CALLS)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from rollout_engine.commands import text
-from rollout_engine.machine import DESCRIPTORS_BASE, DESCRIPTORS_PER_ROLLOUT
+from rollout_engine.machine import CGROUP, DESCRIPTORS_BASE, DESCRIPTORS_PER_ROLLOUT, cpu_share, number_in
 
 Level: TypeAlias = Literal["ok", "warn", "fail"]
 
@@ -27,7 +27,6 @@ WANTED_SLOTS = 256
 LOW_DISK, NO_DISK = 10 * 2**30, 2**30
 LOW_MEMORY = 2 * 2**30
 PACKAGES = ("pydantic", "pyarrow", "numpy", "httpx", "httpx-aiohttp", "aiohttp", "typer", "rich", "uvloop")
-CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +59,12 @@ def _version(package: str) -> str | None:
 
 
 def machine() -> Iterator[Finding]:
-    cores, share = len(os.sched_getaffinity(0)), _cpu_share()
+    cores, share = len(os.sched_getaffinity(0)), cpu_share()
     limit = f", a cgroup allows {share:g} of them" if share is not None and share < cores else ""
     yield Finding("cores", "ok", f"{cores} of {os.cpu_count()}{limit}")
     memory = _meminfo()
     total, free = memory.get("MemTotal", 0), memory.get("MemAvailable", 0)
-    allowed = _number(CGROUP / "memory.max") or _number(CGROUP / "memory/memory.limit_in_bytes")
+    allowed = number_in(CGROUP / "memory.max") or number_in(CGROUP / "memory/memory.limit_in_bytes")
     limit = f", a cgroup allows {text.size(allowed)}" if allowed is not None and allowed < total else ""
     found = f"{text.size(free)} free of {text.size(total)}{limit}"
     low = min(free, allowed or free) < LOW_MEMORY
@@ -77,23 +76,6 @@ def machine() -> Iterator[Finding]:
 def _meminfo() -> dict[str, int]:
     lines = Path("/proc/meminfo").read_text().splitlines()
     return {name: int(rest.split()[0]) * 1024 for name, _, rest in (line.partition(":") for line in lines)}
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _cpu_share() -> float | None:
-    """Cores that a cgroup allows; None where it says nothing."""
-    try:
-        quota, period = (CGROUP / "cpu.max").read_text().split()
-    except (OSError, ValueError):
-        v1 = [_number(CGROUP / "cpu" / name) for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-        return v1[0] / v1[1] if v1[0] and v1[1] and v1[0] > 0 else None
-    return None if quota == "max" else int(quota) / int(period)
 
 
 def _descriptors() -> Iterator[Finding]:
@@ -237,7 +219,7 @@ def _namespace_fix() -> str:
         "kernel/apparmor_restrict_unprivileged_userns": 1,
     }
     for name, closed in knobs.items():
-        if _number(Path("/proc/sys") / name) == closed:
+        if number_in(Path("/proc/sys") / name) == closed:
             return f"sysctl {name.replace('/', '.')} is {closed}; change it, or use the docker sandbox"
     return "in a container: allow it (--privileged, or CAP_SYS_ADMIN and a looser seccomp); or use the docker sandbox"
 

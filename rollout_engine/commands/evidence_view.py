@@ -19,7 +19,7 @@ def print_evidence(console: Console, row: dict[str, Any]) -> None:
     """Nothing where the agent was no program."""
     from rich.text import Text
 
-    found = _parsed(row.get("evidence"))
+    found = row["evidence"]
     if found is None:
         return
     console.print()
@@ -35,7 +35,8 @@ def print_evidence(console: Console, row: dict[str, Any]) -> None:
             console.print(Text(f"  │ {text.one_line(line, 300)}"))
 
 
-def _parsed(evidence: Any) -> dict[str, Any] | None:
+def parsed_evidence(evidence: str | None) -> dict[str, Any] | None:
+    """A row's `evidence`, read; None: there is none, or somebody has edited it."""
     try:
         found = json.loads(evidence) if evidence else None
     except ValueError:

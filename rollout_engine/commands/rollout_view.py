@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rollout_engine.commands import text
+from rollout_engine.commands.components import components_of
 from rollout_engine.commands.console import make_console
-from rollout_engine.commands.evidence_view import print_evidence
+from rollout_engine.commands.evidence_view import parsed_evidence, print_evidence
+from rollout_engine.commands.verdict_view import print_verdict, score_line
 from rollout_engine.errors import RunError, describe
 from rollout_engine.specs import Task
 from rollout_engine.store import RunDir
@@ -27,13 +29,17 @@ PHASES = ("queue", "start", "agent", "verify", "close")
 
 
 def rollout_document(run: RunDir, row: dict[str, Any]) -> dict[str, Any]:
-    """The row, its turns, and its task: what --json prints and a person sees."""
+    """The row, its turns, its task, and what is counted of them: what --json prints and a person sees."""
     document: dict[str, Any] = {**row, "score_components": dict(row["score_components"] or ())}
+    document["evidence"] = parsed_evidence(row["evidence"])
     try:
         document["turns"] = [_turn(turn) for turn in run.turns(row["rollout_id"])]
     except RunError as error:
         document["turns"], document["turns_error"] = [], describe(error)
     document["task"] = _task(run, row["round"], row["task_id"])
+    document["calls"] = {"turns": Counter(turn["role"] for turn in document["turns"]), "tools": _tools(document)}
+    verifier = (document["task"] or {}).get("verifier")
+    document["components"] = [part._asdict() for part in components_of(verifier, document["score_components"])]
     return document
 
 
@@ -78,7 +84,7 @@ def print_rollout(run: RunDir, document: dict[str, Any], *, full: bool) -> None:
     print_evidence(console, document)
     if "turns_error" in document:
         console.print(f"its turns cannot be read: {document['turns_error']}", style="red")
-    _verdict(console, document)
+    print_verdict(console, document, full=full)
 
 
 def _head(console: Console, row: dict[str, Any]) -> None:
@@ -102,7 +108,7 @@ def _facts(row: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
         status.append(f" ({row['stop_reason']})", "default")
     again = [f"{row[name]} {name}" for name in ("retries", "generation") if row[name]]
     yield "status", Text.assemble(status, f"  {', '.join(again)}" if again else "")
-    yield "score", _score(row)
+    yield "score", score_line(row)
     if row["failure_type"] is not None:
         may = "may succeed if run again" if row["retryable"] else "would fail again"
         yield (
@@ -117,32 +123,36 @@ def _facts(row: dict[str, Any]) -> Iterator[tuple[str, RenderableType]]:
     tokens = f"{text.whole(row['prompt_tokens'])} prompt + {text.whole(row['completion_tokens'])} completion"
     cost = f"  {text.money(row['cost_usd'])}" if row["cost_usd"] is not None else ""
     yield "tokens", f"{tokens}  in {text.plural(row['num_turns'], 'turn')}{cost}"
-    if called := _called(row["turns"]):
+    thrown = row["thrown_prompt_tokens"] + row["thrown_completion_tokens"]
+    if thrown:
+        yield "thrown", f"{text.whole(thrown)} tokens of tries that infrastructure failed"
+    if called := _called(row["calls"]):
         yield "calls", called
     limits = f", limits by {row['limits_enforced']}" if row["limits_enforced"] else ""
     kills = f", {text.plural(row['oom_kills'], 'command')} out of memory" if row["oom_kills"] else ""
     host = f"{row['host_id']} on node {row['node_id'][:12]}" if row["host_id"] else "no host"
     yield "where", f"{host}, sandbox {row['sandbox']}{limits}{kills}"
+    if row["hook_errors"]:
+        yield "hooks", Text("\n".join(text.one_line(error, 300) for error in row["hook_errors"]), "red")
 
 
-def _called(turns: list[dict[str, Any]]) -> str:
-    """Turns by role where there are several, and how often each tool was called."""
-    roles = Counter(turn["role"] for turn in turns)
-    said = [", ".join(f"{count} by {role}" for role, count in roles.items())] if set(roles) - {"agent"} else []
+def _tools(document: dict[str, Any]) -> Counter[str]:
+    """How often each tool was called."""
     tools: Counter[str] = Counter()
-    for turn in turns:
+    for turn in document["turns"]:
         calls = turn["messages"][-1].get("tool_calls") if turn["messages"] else None
         for call in calls if isinstance(calls, list) else ():
             function = call.get("function") if isinstance(call, dict) else None
-            tools[text.one_line(str((function or {}).get("name", "?")), 40)] += 1
-    said += [", ".join(f"{name} {count}×" for name, count in tools.most_common(MAX_TOOLS))] if tools else []
-    return "; ".join(said)
+            tools[str((function or {}).get("name", "?"))] += 1
+    return tools
 
 
-def _score(row: dict[str, Any]) -> str:
-    if row["score"] is None:
-        return f"{text.MISSING} (null, which is not 0)"
-    return f"{row['score']:g}  {'passed' if row['passed'] else 'not passed'}"
+def _called(calls: dict[str, Counter[str]]) -> str:
+    """Turns by role where there are several, and how often each tool was called."""
+    roles, tools = calls["turns"], calls["tools"]
+    said = [", ".join(f"{count} by {role}" for role, count in roles.items())] if set(roles) - {"agent"} else []
+    named = [f"{text.one_line(name, 40)} {count}×" for name, count in tools.most_common(MAX_TOOLS)]
+    return "; ".join([*said, *([", ".join(named)] if named else [])])
 
 
 def _message(console: Console, message: Message, full: bool, turn: dict[str, Any] | None = None) -> None:
@@ -185,28 +195,3 @@ def _call(call: Any, full: bool) -> RenderableType:
     arguments = str(function.get("arguments", call))
     shown = text.safe(arguments if full else text.clip(arguments, CLIP_CHARS))
     return Text.assemble(("→ ", "cyan"), (text.safe(str(function.get("name", "?"))), "bold cyan"), f"({shown})")
-
-
-def _verdict(console: Console, document: dict[str, Any]) -> None:
-    from rich.text import Text
-
-    task = document["task"] or {}
-    verifier = task.get("verifier") or {}
-    console.print()
-    console.print(
-        Text.assemble(("▌ verifier", "bold cyan"), (f"  {document['verifier_isolation'] or 'did not run'}", "dim"))
-    )
-    lines = [" ".join(f"{name}={_short(value)}" for name, value in verifier.items())] if verifier else []
-    lines.append(f"answer    {_short(document['final_answer'])}")
-    if task.get("solution") is not None:
-        lines.append(f"solution  {_short(task['solution'])}")
-    lines.append(f"score     {_score(document)}")
-    lines += [f"  {name} = {value:g}" for name, value in document["score_components"].items()]
-    if document["failure_boundary"] == "verifier":
-        lines.append(f"error     {document['failure_type']}: {text.one_line(document['failure_message'], 500)}")
-    for line in lines:
-        console.print(Text(f"  {line}"))
-
-
-def _short(value: Any) -> str:
-    return text.one_line(value if isinstance(value, str) else json.dumps(value, default=str), 200)

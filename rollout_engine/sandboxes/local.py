@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from rollout_engine.disk import ELSEWHERE, full, is_full, on_disk
 from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes import files
 from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, SNAPSHOT, JobStatus, Recipe, SandboxSpec
@@ -86,6 +87,8 @@ class LocalProvider:
             for layer in layers:
                 await asyncio.to_thread(layer.put_into, root / "work")
         except OSError as error:
+            if is_full(error):
+                raise full(error, self._parent or tempfile.gettempdir(), ELSEWHERE) from error
             raise SandboxStartError(f"cannot make a directory for a local sandbox: {error}") from error
         sandbox = LocalSandbox(self, spec, root, f"{self._id}.{root.name}", self._sandboxes.discard)
         self._sandboxes.add(sandbox)
@@ -113,7 +116,8 @@ class LocalProvider:
     async def keep(self, work: Path, paths: Sequence[str], max_bytes: int) -> str:
         """For `LocalSandbox.export`: copies what is at these paths below `work` into a layer of its own."""
         layer = Layer(self._place("layer"), tuple(paths))
-        await asyncio.to_thread(layer.take_from, work, max_bytes)
+        with on_disk(layer.directory, ELSEWHERE):
+            await asyncio.to_thread(layer.take_from, work, max_bytes)
         self._layers[layer.directory.name] = layer
         return layer.directory.name
 
@@ -232,13 +236,16 @@ class LocalSandbox:
         return await self._in_thread(partial(files.read_file, self._host_path(path), max_bytes))
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        await self._in_thread(partial(files.write_file, self._host_path(path), data, mode))
+        with on_disk(self._work, ELSEWHERE):
+            await self._in_thread(partial(files.write_file, self._host_path(path), data, mode))
 
     async def upload(self, source: Path, path: str) -> None:
-        await self._in_thread(partial(files.copy_in, source, self._host_path(path)))
+        with on_disk(self._work, ELSEWHERE):
+            await self._in_thread(partial(files.copy_in, source, self._host_path(path)))
 
     async def download(self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES) -> None:
-        await self._in_thread(partial(files.copy_out, self._host_path(path), target, max_bytes))
+        with on_disk(target.parent, ELSEWHERE):
+            await self._in_thread(partial(files.copy_out, self._host_path(path), target, max_bytes))
 
     async def start(
         self,

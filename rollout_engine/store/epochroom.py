@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
+from rollout_engine.disk import is_full
 from rollout_engine.store.files import open_regular, read_record, write_all, write_atomic
 from rollout_engine.store.mirror import Mirror
 from rollout_engine.store.mirrors import mirror_of
@@ -78,7 +79,14 @@ class DirectoryRoom:
             os.close(handle)
 
     def replace(self, number: int, data: bytes) -> None:
-        write_atomic(self._path(number), data, sync=False)
+        try:
+            write_atomic(self._path(number), data, sync=False)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            # A full disk must not keep the next driver out: the bytes that the record has are there.
+            with open(self._path(number), "r+b", buffering=0) as file:
+                file.write(data.ljust(os.fstat(file.fileno()).st_size))
 
     def exists(self, number: int) -> bool:
         return self._path(number).exists()

@@ -13,8 +13,9 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rollout_engine.disk import node
 from rollout_engine.errors import RunError, describe
-from rollout_engine.store.mirrors import named
+from rollout_engine.store.mirrors import mirror_of, named
 from rollout_engine.store.objects import ObjectError
 
 TEMPORARY = ".*.tmp"
@@ -28,7 +29,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException) as error:
         raise RunError(
-            f"cannot write {named(path)}: {describe(error)}\n  what was committed is kept; {_remedy(error)}, "
+            f"cannot write {named(path)}: {describe(error)}\n  what was committed is kept; {_remedy(path, error)}, "
             "then `rollout resume`"
         ) from error
 
@@ -64,8 +65,12 @@ def reading(path: Path) -> Iterator[None]:
         raise RunError(f"cannot read {named(path)}: {describe(error)}") from error
 
 
-def _remedy(error: BaseException) -> str:
-    return "see to the store" if isinstance(error, ObjectError) else "free space or repair the disk"
+def _remedy(path: Path, error: BaseException) -> str:
+    if isinstance(error, ObjectError):
+        return "see to the store"
+    if (mirror := mirror_of(path)) is not None:
+        return f"free space in its working copy ({mirror.root} on {node()}), or set TMPDIR to a disk that has some"
+    return f"free space or repair the disk (on {node()})"
 
 
 def sync_directory(path: Path) -> None:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from rollout_engine.disk import ELSEWHERE, is_full, node
 from rollout_engine.errors import InputError, RunError, describe
 from rollout_engine.store.layout import Layout
 from rollout_engine.store.objects import OPEN_PATIENCE_S, ObjectError, Objects, Stamp
@@ -73,6 +74,12 @@ class Mirror:
         try:
             self._pull(log)
         except OSError as error:
+            if is_full(error):
+                raise InputError(
+                    f"there is no room for its working copy on {node()}: {describe(error)}",
+                    where=str(self._base),
+                    fix=ELSEWHERE,
+                ) from error
             raise InputError(f"cannot be read: {describe(error)}", where=self.uri) from error
 
     def _pull(self, log: bool) -> None:

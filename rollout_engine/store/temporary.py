@@ -6,7 +6,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rollout_engine.errors import InputError
+from rollout_engine.disk import node
+from rollout_engine.errors import InputError, describe
 from rollout_engine.store.epochs import machine_id, newest_epoch, process_start, read_epoch
 from rollout_engine.store.layout import Layout
 
@@ -14,8 +15,18 @@ _PREFIX = "rollout-engine-"
 
 
 def make_temporary() -> Path:
-    """A new folder, which the caller removes, where the system keeps temporary ones. Those of the dead are removed."""
-    made = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    """A new folder, which the caller removes, where the system keeps temporary ones. Those of the dead are removed.
+
+    Raises InputError.
+    """
+    try:
+        made = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    except OSError as error:
+        raise InputError(
+            f"the folder for a run that nobody keeps cannot be made on {node()}: {describe(error)}",
+            where=tempfile.gettempdir(),
+            fix="make room there, set TMPDIR to another disk, or name a run directory",
+        ) from error
     for folder in made.parent.glob(f"{_PREFIX}*"):
         if folder != made and _abandoned(folder):
             shutil.rmtree(folder, ignore_errors=True)

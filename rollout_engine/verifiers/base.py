@@ -9,6 +9,9 @@ from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Task
 from rollout_engine.types import Isolation, Score, Trajectory
 
+MAX_OUTPUT_CHARS = 4_000
+"""Of what a verifier had to say a row keeps the end."""
+
 
 class Verifier(Protocol):
     """Decides how good a result is. Built once per task from its `verifier` spec; keeps no state between calls."""
@@ -24,6 +27,15 @@ class Verifier(Protocol):
     async def verify(self, task: Task, trajectory: Trajectory, sandbox: Sandbox | None) -> Score:
         """Returns a finding. Raises VerifierError where it has none; any other error means the same."""
         ...
+
+
+def kept_output(score: Score) -> str | None:
+    """What a row keeps of it, as any UTF-8 column can hold it; None: it said nothing."""
+    if not isinstance(score.output, str):  # a verifier of the user's own may say anything
+        return None
+    said = score.output.strip()
+    kept = said if len(said) <= MAX_OUTPUT_CHARS else f"…{said[1 - MAX_OUTPUT_CHARS :]}"
+    return kept.encode("utf-8", "replace").decode() or None
 
 
 def takes_sandbox(verifier: Verifier) -> bool:

@@ -1,8 +1,10 @@
-"""What a verifier may ask for while it judges a rollout: the judges of the run's config. Ambient, as `waiting` is."""
+"""What a verifier has of the rollout that it judges: the judges of the run's config, and its limit. Ambient."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Protocol, TypeAlias
 
@@ -31,13 +33,34 @@ def _nobody(name: str | None) -> BoundJudge:
 
 
 _find: ContextVar[FindJudge] = ContextVar("judges", default=_nobody)
+_limit: ContextVar[asyncio.Timeout | None] = ContextVar("verdict_limit", default=None)
 
 
-def enter_case(find: FindJudge) -> None:
-    """From here on, this task's verifiers ask these judges."""
+def enter_case(find: FindJudge, limit: asyncio.Timeout | None = None) -> None:
+    """From here on, this task's verifiers ask these judges, and have until this limit, if there is one."""
     _find.set(find)
+    _limit.set(limit)
 
 
 def find_judge(name: str | None) -> BoundJudge:
     """Raises VerifierUnavailable where the run has no such judge."""
     return _find.get()(name)
+
+
+@contextmanager
+def off_the_clock() -> Iterator[None]:
+    """A wait for others' sake: it does not count against the verdict's limit, only against the whole rollout's."""
+    limit = _limit.get()
+    ends = limit.when() if limit is not None else None
+    if limit is None or ends is None:
+        yield
+        return
+    clock = asyncio.get_running_loop().time
+    left = ends - clock()
+    with suppress(RuntimeError):  # it is over: a task of the verifier's has outlived it
+        limit.reschedule(None)
+    try:
+        yield
+    finally:
+        with suppress(RuntimeError):
+            limit.reschedule(clock() + left)

@@ -24,7 +24,7 @@ from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Spec, Task
 from rollout_engine.types import Score, Trajectory
 from rollout_engine.verifiers.base import Verifier
-from rollout_engine.verifiers.parts import common_place, make_part, named, run_part, saying
+from rollout_engine.verifiers.parts import common_place, make_part, named, outputs, run_part, saying
 from rollout_engine.verifiers.workshop import Workshop
 
 MAX_COMPONENTS = 32
@@ -81,7 +81,7 @@ class Composite:
             raise VerifierError(f"no component that has a weight came to a finding: {'; '.join(missing)}")
         passed = None if self._spec.pass_threshold is None else value >= self._spec.pass_threshold
         components = {key: part for name, score in found.items() for key, part in named(name, score).items()}
-        return Score(value, passed, components)
+        return Score(value, passed, components, outputs(found))
 
 
 def weighted_mean(values: Mapping[str, float], weights: Mapping[str, float]) -> float | None:

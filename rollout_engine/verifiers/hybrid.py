@@ -15,7 +15,7 @@ from rollout_engine.problems import checked
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Spec, Task
 from rollout_engine.types import Score, Trajectory
-from rollout_engine.verifiers.parts import common_place, has_passed, make_part, named, run_part, saying
+from rollout_engine.verifiers.parts import common_place, has_passed, make_part, named, outputs, run_part, saying
 from rollout_engine.verifiers.workshop import Workshop
 
 
@@ -45,7 +45,8 @@ class Hybrid:
             first = await run_part(self._rule, task, trajectory, sandbox)
         components = named("rule", first)
         if has_passed(first):
-            return Score(first.value, True, components)
+            return Score(first.value, True, components, outputs({"rule": first}))
         with saying("judge"):
             second = await run_part(self._second, task, trajectory, sandbox)
-        return Score(second.value, second.passed, components | named("judge", second))
+        components |= named("judge", second)
+        return Score(second.value, second.passed, components, outputs({"rule": first, "judge": second}))

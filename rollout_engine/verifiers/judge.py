@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from rollout_engine.config import JudgeSpec
@@ -102,7 +103,7 @@ async def _verdict(bound: BoundJudge, messages: Sequence[Message]) -> Score:
     for tries_left in reversed(range(judge.tries)):
         reply = await _reply(bound, messages)
         try:
-            return parse_verdict(reply, judge.score_range)
+            return replace(parse_verdict(reply, judge.score_range), output=reply)
         except VerifierBadReturn as error:
             if not tries_left:
                 raise VerifierBadReturn(

@@ -11,7 +11,7 @@ from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Task
 from rollout_engine.types import Isolation, Score, Trajectory
 from rollout_engine.verifiers import make_verifier
-from rollout_engine.verifiers.base import Verifier, takes_sandbox
+from rollout_engine.verifiers.base import Verifier, kept_output, takes_sandbox
 from rollout_engine.verifiers.nesting import MAX_DEPTH, is_deeper
 from rollout_engine.verifiers.reward import components, finite
 from rollout_engine.verifiers.workshop import Workshop
@@ -54,7 +54,8 @@ def check_score(score: Score) -> Score:
     """Raises VerifierBadReturn where a part returned no finite score."""
     if not isinstance(score, Score) or not isinstance(score.passed, bool | None):
         raise VerifierBadReturn(f"it returned {score!r:.200}, not a Score")
-    return Score(finite(score.value, "the score"), score.passed, components(dict(score.components), "the score"))
+    parts = components(dict(score.components), "the score")
+    return Score(finite(score.value, "the score"), score.passed, parts, kept_output(score) or "")
 
 
 def has_passed(score: Score) -> bool:
@@ -65,6 +66,11 @@ def has_passed(score: Score) -> bool:
 def named(name: str, score: Score) -> dict[str, float]:
     """A part's score and components as components of the whole: `name`, `name.component`."""
     return {name: score.value, **{f"{name}.{inner}": value for inner, value in score.components.items()}}
+
+
+def outputs(scores: Mapping[str, Score]) -> str:
+    """What the parts had to say, each under its name."""
+    return "\n".join(f"[{name}] {score.output}" for name, score in scores.items() if score.output)
 
 
 @contextmanager

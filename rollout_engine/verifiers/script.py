@@ -21,20 +21,26 @@ import posixpath
 import secrets
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
 
+from rollout_engine.disk import is_full
 from rollout_engine.errors import ExecTimeout, SandboxUnavailable, VerifierBadReturn, VerifierError, VerifierTimeout
 from rollout_engine.problems import checked
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import EnvironmentSpec, Spec, Task
 from rollout_engine.types import ExecResult, Isolation, Score, Trajectory
+from rollout_engine.verifiers.base import MAX_OUTPUT_CHARS
 from rollout_engine.verifiers.reward import MAX_RESULT_BYTES, score_of_json, score_of_text
+from rollout_engine.verifiers.workshop import Workshop, a_core
 
 TAIL_BYTES = 1_200
 """Of a command's output, in the message of a verdict that could not be had."""
+SAID_BYTES = 4 * MAX_OUTPUT_CHARS
+"""Of each of its streams, beside a verdict."""
 
 _EMPTY = """
 set -e
@@ -72,9 +78,12 @@ class ScriptSpec(Spec):
 class Script:
     """Verifies what an agent left by one command."""
 
-    def __init__(self, spec: Mapping[str, Any], *, timeout_s: float = 300.0) -> None:
+    uses_workshop = True
+
+    def __init__(self, spec: Mapping[str, Any], *, timeout_s: float = 300.0, workshop: Workshop | None = None) -> None:
         """Raises InputError naming the field that cannot be used."""
         self._spec = checked(ScriptSpec, spec, "verifier")
+        self._workshop = workshop
         self._timeout_s = timeout_s
         self.isolation = Isolation(self._spec.isolation)
 
@@ -90,13 +99,13 @@ class Script:
             await sandbox.write_file(path, text.encode(), mode=0o755 if text.startswith("#!") else 0o644)
         result = await self._run(sandbox, folder)
         if self._spec.reward == "exit_code":
-            return _by_exit_code(result)
+            return _saying(result, _by_exit_code(result))
         score = await _by_file(sandbox, folder)
         if score is None and self._spec.reward == "file_or_exit_code":
-            return _by_exit_code(result)
+            score = _by_exit_code(result)
         if score is None:
             raise VerifierBadReturn(f"no reward.json or reward.txt in {folder}; {_ending(result)}")
-        return score
+        return _saying(result, score)
 
     async def _make_room(self, sandbox: Sandbox, workdir: str, folder: str) -> None:
         """Empties, as root, the folders that are the verifier's: nothing that an agent left there counts."""
@@ -119,7 +128,8 @@ class Script:
         whole = "case $REWARD_DIR in /*) ;; *) REWARD_DIR=$PWD/$REWARD_DIR ;; esac\n"
         argv = ["sh", "-c", whole + self._spec.command]
         try:
-            return await sandbox.exec(argv, env=env, user=self._spec.user, timeout_s=self._timeout_s)
+            async with a_core(self._workshop):
+                return await sandbox.exec(argv, env=env, user=self._spec.user, timeout_s=self._timeout_s)
         except ExecTimeout as error:
             raise VerifierTimeout(f"no verdict within {self._timeout_s:g} s; {_ending(error.partial)}") from error
 
@@ -146,6 +156,11 @@ def _by_exit_code(result: ExecResult) -> Score:
     return Score(1.0, True) if result.ok else Score(0.0, False)
 
 
+def _saying(result: ExecResult, score: Score) -> Score:
+    """The score, with the end of what the command printed."""
+    return replace(score, output=(result.stdout[-SAID_BYTES:] + result.stderr[-SAID_BYTES:]).decode(errors="replace"))
+
+
 async def _by_file(sandbox: Sandbox, folder: str) -> Score | None:
     for name, parse in (("reward.json", score_of_json), ("reward.txt", score_of_text)):
         data = await _read(sandbox, posixpath.join(folder, name))
@@ -164,6 +179,8 @@ async def _read(sandbox: Sandbox, path: str) -> bytes | None:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
+            if is_full(error):
+                raise
             raise VerifierBadReturn(f"{path} is no result file: {error}") from error
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from rollout_engine.errors import SandboxError, SandboxUnavailable
+from rollout_engine.machine import cores
 from rollout_engine.sandboxes.base import Sandbox, SandboxProvider, SandboxSpec
+from rollout_engine.verifiers.case import off_the_clock
 from rollout_engine.verifiers.interpreter import find_python
+from rollout_engine.waiting import awaiting
 
 if TYPE_CHECKING:
     from rollout_engine.verifiers.code.warm import WarmVerifier
@@ -20,11 +25,15 @@ log = logging.getLogger(__name__)
 class Workshop:
     """Makes things when they are first asked for. Belongs to one event loop."""
 
-    def __init__(self, provider: SandboxProvider | None = None, *, warm: bool = True) -> None:
+    def __init__(
+        self, provider: SandboxProvider | None = None, *, warm: bool = True, scoring: int | None = None
+    ) -> None:
         """`provider` is the host's own, and stays the host's; None: the run has no sandboxes.
 
-        `warm` False does without the warm verifier, as where it does not work.
+        `warm` False does without the warm verifier, as where it does not work. `scoring`: verdicts that compute at
+        once; None: as many as there are cores.
         """
+        self._cores = asyncio.Semaphore(scoring or cores())
         self._provider = provider
         self._bare: SandboxProvider | None = None
         self._warm: WarmVerifier | None = None
@@ -40,6 +49,19 @@ class Workshop:
         if self._starting is None:
             self._starting = asyncio.create_task(self._start_warm())
         return self._warm if await asyncio.shield(self._starting) else None
+
+    @asynccontextmanager
+    async def core(self) -> AsyncIterator[None]:
+        """For a part of a verdict that computes: no more of them at once than `scoring`.
+
+        The wait for it does not count against the verdict's own limit: else those that come last would have no time.
+        """
+        with awaiting("a core of its host"), off_the_clock():
+            await self._cores.acquire()
+        try:
+            yield
+        finally:
+            self._cores.release()
 
     def maths(self) -> MathPool:
         """The processes that compare mathematical expressions; each is started when it is needed."""
@@ -88,6 +110,11 @@ class Workshop:
             await self._maths.close()
         if self._bare is not None:
             await self._bare.close()
+
+
+def a_core(workshop: Workshop | None) -> AbstractAsyncContextManager[None]:
+    """A core of the host; without a host nobody else computes."""
+    return workshop.core() if workshop is not None else nullcontext()
 
 
 def check_trust(sandbox: Sandbox, spec: SandboxSpec) -> Sandbox:

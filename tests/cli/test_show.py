@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from rollout_engine.agents.base import AgentLimits, AgentModel, OnTurn
+from rollout_engine.sandboxes.base import Sandbox
+from rollout_engine.specs import Task
+from rollout_engine.types import StopReason, Turn
 from tests.cli.inside import Inside
 from tests.cli.rollout import COMMAND, FAST, Done, environment, rollout, write_tasks
 
@@ -136,3 +140,99 @@ def test_a_reader_that_has_seen_enough_is_no_error(finished: tuple[Path, Done]) 
         assert child.stderr is not None
         child.stdout.close()
         assert child.stderr.read() == b""
+
+
+class Helped:
+    """An agent whose helper makes a call too, and that leaves evidence as a program does."""
+
+    async def run(
+        self, task: Task, model: AgentModel, sandbox: Sandbox | None, limits: AgentLimits, on_turn: OnTurn
+    ) -> StopReason:
+        call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+        for index, role in enumerate(("sub", "agent")):
+            done = await model.complete(task.messages())
+            calls = {"tool_calls": [call, call]} if role == "sub" else {}
+            on_turn(Turn(index, [*task.messages(), {**done.message, **calls}], done, role))
+        report = model.report  # type: ignore[attr-defined]
+        report.exit_code = 3
+        report.evidence = json.dumps(
+            {"program": "helped", "stderr": "a\nits last word", "notes": ["odd"], "seconds": 1}
+        )
+        return StopReason.FINISHED
+
+
+def test_an_agent_program_is_told_by_role_tool_and_log(inside: Inside) -> None:
+    write_tasks(inside.folder / "tasks.jsonl", 1)
+    agent = f"{__name__}:Helped"
+    inside("run", "tasks.jsonl", "-m", "a=scripted:skill=1", "--agent", agent, "-o", "a", "-q", *FAST)
+    shown = inside("show", "a", "sum-0").out
+    for text in ("1 by sub, 1 by agent; look 2×", "turn 0 by sub", "→ look({})", "agent program  helped", "exit code 3",
+                 "note      odd", "│ its last word"):  # fmt: skip
+        assert text in shown, shown
+    found = inside("show", "a", "sum-0", "--json").document
+    assert found["calls"] == {"turns": {"sub": 1, "agent": 1}, "tools": {"look": 2}}
+    assert [turn["role"] for turn in found["turns"]] == ["sub", "agent"]
+    assert found["evidence"]["stderr"].endswith("its last word")
+
+
+COMPOSITE = {
+    "type": "composite",
+    "components": {
+        "right": {"verifier": {"type": "match", "expected": "0"}, "weight": 3},
+        "style": {
+            "verifier": {"type": "hybrid", "rule": {"type": "match", "expected": "x"}, "judge": {"type": "judge"}}
+        },
+        "lost": {"verifier": {"type": "tests.verifiers.test_combined:Says", "raises": "ValueError"}, "optional": True},
+        "hooked": {"verifier": {"type": "tests.test_hooks:Verifier", "does": {"cleanup": "raises"}}, "weight": 0},
+    },
+}
+JUDGES = """
+trusted_code = ["tests.*"]
+[judges.grader]
+kind = "scripted"
+price_prompt = 1e3
+price_completion = 1e3
+options = { skill = 0.0, wrong = '{"score": 0.5, "reason": "a little dry"}', tokens = 9 }
+"""
+
+
+def test_a_verdict_is_told_with_its_parts_its_judges_and_its_hooks(inside: Inside) -> None:
+    write_tasks(inside.folder / "tasks.jsonl", 1, verifier=COMPOSITE)
+    (inside.folder / "run.toml").write_text(JUDGES)
+    inside("run", "tasks.jsonl", "--config", "run.toml", "-m", "a=scripted:skill=1", "-o", "a", "-q", *FAST)
+    shown = inside("show", "a", "sum-0").out
+    for text in (
+        "isolation pure: in the engine",
+        "right = 1  (match, weight 3)",
+        "style = 0.5  (hybrid, weight 1)",
+        "style.rule = 0  (match)",
+        "style.judge = 0.5  (judge)",
+        "lost = – left out, it came to no finding  (tests.verifiers.test_combined:Says, weight 1)",
+        "judge     1 call, ",
+        "│ [style] [judge] {",
+        "a little dry",
+        "Verifier.cleanup: ValueError: oh no",
+    ):
+        assert text in shown, shown
+    found = inside("show", "a", "sum-0", "--json").document
+    assert (found["judge_calls"], found["judge_completion_tokens"], found["score"]) == (1, 9, 0.875)
+    assert found["judge_cost_usd"] == (found["judge_prompt_tokens"] + 9) / 1e3
+    assert [part["name"] for part in found["components"]] == [
+        "right", "style", "style.rule", "style.judge", "lost", "hooked",
+    ]  # fmt: skip
+    assert found["components"][4]["value"] is None
+    assert "a little dry" in found["verifier_output"]
+    assert found["hook_errors"] == ["Verifier.cleanup: ValueError: oh no"]
+    assert found["calls"] == {"turns": {"agent": 1}, "tools": {}}
+
+
+def test_what_a_verifiers_command_printed_is_shown_and_never_obeyed(inside: Inside) -> None:
+    script = {"type": "script", "command": r"seq 30; printf '\033[2Jdone' >&2"}
+    write_tasks(inside.folder / "tasks.jsonl", 1, verifier=script, environment={"trusted": True})
+    inside("run", "tasks.jsonl", "-m", "a=scripted:skill=1", "--sandbox", "local", "-o", "a", "-q", *FAST)
+    shown, full = (inside("show", "a", "sum-0", *more).out for more in ((), ("--full",)))
+    assert "isolation fresh: a clean sandbox" in shown
+    assert "│ ␛[2Jdone" in shown
+    assert "\x1b" not in shown
+    assert "│ 11\n" not in shown
+    assert "│ 11\n" in full

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from rollout_engine.disk import node
 from rollout_engine.engine import RolloutEngine
 from rollout_engine.store import read_rollouts
 from rollout_engine.store.mirrors import detach_all
@@ -20,6 +22,7 @@ from rollout_engine.store.objects import open_objects
 from tests.cli.rollout import FAST, Done, Running, rollout, write_tasks
 from tests.helpers import make_config, make_tasks
 from tests.store.s3_server import BUCKET, SECRET, Ask, Proxy, behind_proxy, moto_server
+from tests.test_full_disk import fill
 
 WORK = ("-k", "4", "--slots", "6", *FAST)
 TASKS, ROWS = 12, 12 * 2 * 4
@@ -92,6 +95,8 @@ def test_a_run_on_s3_has_the_rows_of_one_on_a_disk_and_every_command_reads_it(
     assert one.document["turns"], "turns travelled with their rows"
     assert rollout("rewards", uri, "--json", cwd=tmp_path).code == 0
     assert "nothing to do" in rollout("resume", uri, cwd=tmp_path).err
+    log = open_objects(uri).get("logs/driver-e1.jsonl") or b""
+    assert log.count(b'"event":"rollout"') == ROWS, "the driver's log outlives its working copy"
     again = rollout("run", "tasks.jsonl", *models(), *WORK, "-o", uri, cwd=tmp_path)
     assert (again.code, "is a run already" in again.err) == (2, True)
 
@@ -120,6 +125,25 @@ def wait_for_rows(uri: str, rows: int) -> None:
         except Exception:  # not there yet
             time.sleep(0.2)
     raise AssertionError("no rows arrive")
+
+
+@pytest.mark.root
+def test_a_full_disk_under_the_working_copy_is_told_with_node_place_and_remedy(
+    proxy: Proxy, uri: str, tmp_path: Path, small_disk: Path
+) -> None:
+    with start(uri, tmp_path) as running:
+        assert running.end().code == 0
+    filler = fill(small_disk)
+    os.truncate(filler, filler.stat().st_size - 8192)  # else Python takes another disk for its temporary files
+    full = {"TMPDIR": str(small_disk)}
+    for done in (
+        rollout("show", uri, cwd=tmp_path, env=full),
+        rollout("run", "tasks.jsonl", *models(), *WORK, "-o", f"{uri}-more", cwd=tmp_path, env=full),
+    ):
+        assert done.code in (1, 2)
+        for text in (str(small_disk), "No space left on device", f"on {node()}", "set TMPDIR"):
+            assert text in done.err, done.err
+        assert "Traceback" not in done.err
 
 
 def test_of_two_drivers_the_second_is_refused_while_the_first_lives(

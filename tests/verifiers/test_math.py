@@ -6,24 +6,28 @@ make one T=tests/verifiers/test_math.py
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import importlib.util
 import os
+import shutil
 import sys
 import time
 import venv
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rollout_engine.errors import InputError, VerifierError, VerifierTimeout, VerifierUnavailable
+from rollout_engine.machine import cores
 from rollout_engine.sandboxes import make_provider
-from rollout_engine.sandboxes.base import SandboxSpec
+from rollout_engine.sandboxes.base import EVERYTHING, SandboxSpec
 from rollout_engine.specs import Task
 from rollout_engine.types import Score, Trajectory
 from rollout_engine.verifiers import make_verifier
-from rollout_engine.verifiers.maths.pool import MathPool, cores, parse_line
+from rollout_engine.verifiers.maths.pool import MathPool, parse_line
 from rollout_engine.verifiers.workshop import Workshop
 from tests.sandboxes.backends import ISOLATING, absent, working
 
@@ -155,7 +159,7 @@ async def test_the_package_is_missing_in_the_sandbox() -> None:
     box = await provider.open(SandboxSpec())
     verifier = make_verifier({"type": "math", "expected": 42, "isolation": "fresh"}, workshop=Workshop(provider))
     try:
-        with pytest.raises(VerifierUnavailable, match="in the sandbox, the math verifier needs"):
+        with pytest.raises(VerifierUnavailable, match=r"in the sandbox, .* needs .*: install math-verify for /"):
             await verifier.verify(TASK, Trajectory(final_answer="42"), box)
     finally:
         await box.close()
@@ -178,6 +182,48 @@ async def test_it_runs_in_a_sandbox_whose_python_has_the_package(shop: Workshop,
         assert not shop.maths().pids
     finally:
         await box.close()
+        await provider.close()
+
+
+PACKAGES = ("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "sympy", "mpmath")
+
+
+def installed(folder: Path) -> Path:
+    """A copy of the package and of what it needs, as an image would have them; tests of theirs are left out."""
+    for name in PACKAGES:
+        found = importlib.metadata.distribution(name)
+        for top in {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            if (source := Path(str(found.locate_file(top)))).is_dir():
+                shutil.copytree(source, folder / top, ignore=shutil.ignore_patterns("tests", "__pycache__"))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [ISOLATING[0], ISOLATING[-1]], ids=["root", "docker"])
+async def test_it_runs_in_an_isolated_sandbox_with_a_layer_that_has_the_package(
+    shop: Workshop, kind: str, tmp_path: Path
+) -> None:
+    provider = await working(kind)
+    spec = SandboxSpec()
+    try:
+        made = await provider.open(spec)
+        (python, *_) = await Workshop(provider).python(made, spec)
+        found_at = await made.exec([python, "-I", "-c", "import site; print(site.getsitepackages()[0])"])
+        folder = found_at.stdout.decode().strip()
+        await made.upload(installed(tmp_path / "packages"), folder)
+        with_it = replace(spec, layers=(await made.export([EVERYTHING]),))
+        box = await provider.open(with_it)
+
+        async def inside(answer: str, **fields: Any) -> Score:
+            verifier = make_verifier({"type": "math", "expected": 9, "isolation": "fresh", **fields}, workshop=shop)
+            return await verifier.verify(TASK, Trajectory(final_answer=answer), box)
+
+        assert await inside(r"\boxed{3^2}") == RIGHT
+        assert await inside(r"\boxed{8}") == WRONG
+        with pytest.raises(VerifierTimeout):
+            await inside(HANGS, limit_s=0.5)
+        assert not shop.maths().pids, "nothing of it ran on the host"
+    finally:
         await provider.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -15,10 +16,13 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from rollout_engine.agents.cli.program import Package
+from rollout_engine.disk import full, is_full
 from rollout_engine.errors import AgentError, AgentUnavailable
 from rollout_engine.sandboxes.process import Program as Process
 
 LOCK_PAUSE_S = 0.2
+FULL_BYTES = 2**20
+"""With less than this free on its disk, that is why a program could not be installed."""
 _OUTPUT_BYTES = 64 * 1024
 _TEMPORARY = "installing."
 
@@ -34,7 +38,7 @@ class Installer:
         self._task: asyncio.Task[str] | None = None
 
     async def directory(self) -> str:
-        """Where it is installed. Raises AgentUnavailable, AgentError."""
+        """Where it is installed. Raises AgentUnavailable, AgentError, NodeDiskFull."""
         task = self._task
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = self._task = asyncio.create_task(self._install(), name="install an agent program")
@@ -48,6 +52,8 @@ class Installer:
         except TimeoutError as error:
             raise AgentError(f"{place.name} was not installed within {self._limit_s:g} s") from error
         except OSError as error:
+            if is_full(error):
+                raise full(error, place.parent) from error
             raise AgentUnavailable(f"{place.name} cannot be installed below {place.parent}: {error}") from error
         await asyncio.to_thread(check_directory, str(place), self._package)
         return str(place)
@@ -60,7 +66,7 @@ class Installer:
             if temporary is None:
                 return
             try:
-                await _run(_command(self._package, temporary), self._package)
+                await _run(_command(self._package, temporary), self._package, temporary)
                 await asyncio.to_thread(temporary.rename, place)
             finally:
                 await asyncio.to_thread(shutil.rmtree, temporary, ignore_errors=True)
@@ -105,7 +111,7 @@ def _command(package: Package, place: Path) -> list[str]:
     return [sys.executable, "-m", "pip", "install", "--target", str(place), *quiet, *package.names]
 
 
-async def _run(argv: list[str], package: Package) -> None:
+async def _run(argv: list[str], package: Package, place: Path) -> None:
     """Raises AgentUnavailable where the installing program is not there, AgentError where it fails."""
     what = " ".join(package.names)
     if shutil.which(argv[0]) is None:
@@ -122,6 +128,8 @@ async def _run(argv: list[str], package: Package) -> None:
         process.stderr.finish()
         process.release()
     if process.exit_code:
+        if shutil.disk_usage(place).free < FULL_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(place))
         said = (process.stderr.value() or process.stdout.value())[-1000:].decode(errors="replace").strip()
         raise AgentError(f"{what} cannot be installed: {argv[0]} ended with {process.exit_code}: {said}")
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
+
 from docker.errors import APIError, DockerException
 from requests.exceptions import RequestException, Timeout
 
+from rollout_engine.disk import ELSEWHERE, full, is_full
 from rollout_engine.errors import (
     SandboxDied,
     SandboxError,
@@ -38,6 +41,8 @@ def translate(error: Exception, what: str) -> SandboxError:
         return SandboxError(clip(f"docker: {what}: {explanation(error)}"))
     if isinstance(error, Timeout):
         return SandboxError(f"docker: {what}: the daemon did not answer in time")
+    if isinstance(error, OSError) and is_full(error):
+        return full(error, tempfile.gettempdir(), ELSEWHERE)
     if isinstance(error, DockerException | RequestException | OSError):
         return SandboxUnavailable(clip(f"docker: {what}: the daemon cannot be reached ({error}); {UNREACHABLE_FIX}"))
     return SandboxError(clip(f"docker: {what}: {type(error).__name__}: {error}"))

@@ -15,6 +15,7 @@ from typing import TypeVar
 from docker import APIClient
 from docker.errors import APIError, NotFound
 
+from rollout_engine.disk import full, is_full
 from rollout_engine.errors import ExecTimeout, SandboxFull
 from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, SandboxSpec
 from rollout_engine.sandboxes.docker import archive, files
@@ -104,9 +105,12 @@ class DockerSandbox:
             if not await self._executor.write(where, data, mode):
                 await self._files("write", lambda api: files.write(api, self.container, where, data, mode, self._ids))
         except OSError as error:
-            if self._spec.require_limits and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            if not is_full(error):
+                raise
+            if self._spec.require_limits:
                 raise SandboxFull(error.errno, error.strerror, path) from error
-            raise  # without a limit it is the daemon's disk that is full, and not the sandbox's fault
+            # Without a limit it is not the sandbox's fault.
+            raise full(error, "the Docker daemon's disk", "make room there (docker system prune)") from error
 
     async def upload(self, source: Path, path: str) -> None:
         where = self._file(path)

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rollout_engine.disk import is_full, on_disk
 from rollout_engine.errors import SandboxStartError
 from rollout_engine.sandboxes.files import remove
 from rollout_engine.sandboxes.namespace.helper import limits
@@ -82,11 +83,12 @@ class RootCache:
         """The root of this name, made by `fill` where it is missing: once, however many hosts ask.
 
         `fill` gets an empty directory and gives what is to be known of it, `bytes` (its size) among that.
-        Raises SandboxStartError.
+        Raises SandboxStartError, NodeDiskFull.
         """
-        self._prepare()
-        with self._sole_maker(name):
-            return self.hold(name) or self._make(name, fill)
+        with on_disk(self.directory):
+            self._prepare()
+            with self._sole_maker(name):
+                return self.hold(name) or self._make(name, fill)
 
     def _make(self, name: str, fill: Callable[[Path], dict[str, Any]]) -> Hold:
         place = self.directory / name
@@ -105,7 +107,7 @@ class RootCache:
             if lock >= 0:
                 os.close(lock)
             remove(temporary)
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and not is_full(error):
                 raise SandboxStartError(f"{place} could not be made: {error}") from error
             raise
         self.trim()

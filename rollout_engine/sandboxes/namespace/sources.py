@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 import subprocess
@@ -207,6 +208,8 @@ class Sources:
                 self._feed(process.stdin, chunks)
             process.stdin = None
             said, wrong = process.communicate()
+        if process.returncode == errno.ENOSPC:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
         if process.returncode:
             raise SandboxStartError(f"cannot unpack: {wrong.decode(errors='replace').strip()[-500:]}")
         return int(said)

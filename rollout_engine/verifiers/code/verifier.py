@@ -28,7 +28,7 @@ from rollout_engine.verifiers.code.program import marshalled, program
 from rollout_engine.verifiers.code.source import parse as parse_code
 from rollout_engine.verifiers.reply import parse_reply
 from rollout_engine.verifiers.reward import components, finite
-from rollout_engine.verifiers.workshop import Workshop, check_trust
+from rollout_engine.verifiers.workshop import Workshop, a_core, check_trust
 
 OUTPUT_CHARS = 600
 """Of what the code printed, in the message of a verdict that could not be had."""
@@ -75,7 +75,8 @@ class Code:
             raise SandboxUnavailable("the code reads `env`, and there is no sandbox for it")
         warm = await self._workshop.warm()
         if warm is not None:
-            return await warm.judge(request, self._timeout_s)
+            async with self._workshop.core():
+                return await warm.judge(request, self._timeout_s)
         spec = sandbox_spec(task)
         sandbox = await self._workshop.open(spec)
         try:
@@ -89,7 +90,8 @@ class Code:
         # Through JSON first, as nothing but plain values can be marshalled; version 2 is read by every Python 3.
         stdin = marshal.dumps(json.loads(json.dumps({**request, "workdir": workdir})), 2)
         try:
-            result = await self._run(sandbox, spec, stdin)
+            async with a_core(self._workshop):
+                result = await self._run(sandbox, spec, stdin)
         except ExecTimeout as error:
             output = _tail(error.partial)
             raise VerifierTimeout(f"the code did not end within {self._timeout_s:g} s{output}") from error
@@ -121,7 +123,7 @@ class Code:
             low, high = self._spec.score_range
             if not low <= score <= high:
                 raise VerifierBadReturn(f"the score {score:g} is not within the declared {low:g} to {high:g}")
-        return Score(score, passed, components(parts, "the verdict"))
+        return Score(score, passed, components(parts, "the verdict"), output)
 
 
 def _tail(result: ExecResult) -> str:

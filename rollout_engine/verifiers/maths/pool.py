@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_engine.errors import VerifierError, VerifierTimeout, VerifierUnavailable
+from rollout_engine.machine import cores
 from rollout_engine.threads import in_own_thread
 from rollout_engine.verifiers.maths import program
 from rollout_engine.verifiers.reply import parse_reply
@@ -31,11 +32,6 @@ SOURCE = Path(program.__file__).read_text()
 def source(parent: int = 0) -> str:
     """The program as a text for `python -I -c`."""
     return f"{SOURCE}\nmain({parent})\n"
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return max(len(os.sched_getaffinity(0)), 1)
 
 
 @dataclass(slots=True)
@@ -172,6 +168,6 @@ def parse_line(line: bytes) -> dict[str, Any]:
     return parse_reply(line)
 
 
-def missing(what: object) -> str:
+def missing(what: object, fix: str = "pip install 'rollout-engine[math]' on the hosts") -> str:
     """The reason of a verdict that could not be had for want of the package."""
-    return f"the math verifier needs the package math-verify ({what!s:.200}): pip install 'rollout-engine[math]'"
+    return f"the math verifier needs the package math-verify ({what!s:.200}): {fix}"

@@ -32,7 +32,7 @@ from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Spec, Task
 from rollout_engine.types import Isolation, Score, Trajectory
 from rollout_engine.verifiers.maths.pool import missing, parse_line, source
-from rollout_engine.verifiers.workshop import Workshop
+from rollout_engine.verifiers.workshop import Workshop, a_core
 
 MAX_ANSWER_CHARS = 10_000
 """Of a longer answer its end is looked at."""
@@ -67,10 +67,12 @@ class Math:
             return Score(0.0, False)
         expected, answer = str(self._spec.expected), answer[-MAX_ANSWER_CHARS:]
         if sandbox is not None:
-            return self._score(await self._inside(task, sandbox, expected, answer))
+            async with a_core(self._workshop):
+                return self._score(await self._inside(task, sandbox, expected, answer))
         if self._workshop is None:
             raise VerifierUnavailable("there is no host whose processes could compare expressions")
-        return self._score(await self._workshop.maths().compare(expected, answer, self._limit_s))
+        async with self._workshop.core():
+            return self._score(await self._workshop.maths().compare(expected, answer, self._limit_s))
 
     async def _inside(self, task: Task, sandbox: Sandbox, expected: str, answer: str) -> dict[str, Any]:
         python, *_ = await (self._workshop or Workshop()).python(sandbox, sandbox_spec(task))
@@ -83,7 +85,8 @@ class Math:
         lines = result.stdout.splitlines()
         hello = parse_line(lines[0] if lines else b"")
         if "missing" in hello:
-            raise VerifierUnavailable(f"in the sandbox, {missing(hello['missing'])}")
+            fix = f"install math-verify for {python} in the task's image, directory or tar, or say isolation = pure"
+            raise VerifierUnavailable(f"in the sandbox, {missing(hello['missing'], fix)}")
         if len(lines) < 2 and result.exit_code == -24:  # SIGXCPU: the program's own limit
             raise VerifierTimeout(f"the expressions were not compared within {self._limit_s:g} s of CPU time")
         return parse_line(lines[1] if len(lines) > 1 else b"")

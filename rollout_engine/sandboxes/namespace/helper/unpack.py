@@ -1,12 +1,14 @@
 """Unpacks an archive from standard input into a directory that it makes its root first: no name leads out of it.
 
-A process of its own, started as `python -I -S -c ... main(...)` by the engine. Says how many bytes it takes.
+A process of its own, started as `python -I -S -c ... main(...)` by the engine. Says how many bytes it takes; ends with
+ENOSPC as its exit code where the disk is full.
 """
 
 from __future__ import annotations
 
 import bz2
 import contextlib
+import errno
 import gzip
 import lzma
 import os
@@ -53,7 +55,8 @@ def main(target: str, owner: int, alone: int, whiteouts: int, max_bytes: int, ma
         os.sync()  # what is found there later has been written, also if the machine fails
     except (Refused, OSError, EOFError, ValueError, KeyError, tarfile.TarError, lzma.LZMAError) as error:
         python.stderr.write(f"{error or type(error).__name__}\n")
-        python.exit(1)
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        python.exit(errno.ENOSPC if full else 1)
     python.stdout.write(str(size))
 
 
