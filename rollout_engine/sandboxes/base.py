@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -85,6 +85,25 @@ class JobStatus:
     exit_code: int | None
     stdout: bytes = b""
     stderr: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What `listen` opened: programs in the sandbox reach `port` of their 127.0.0.1, and the host accepts on `sock`.
+
+    `sock` may be a Unix socket, to which the bytes are led.
+    """
+
+    sock: socket.socket
+    port: int
+    leave: Callable[[], Awaitable[None]] | None = None
+    """The backend's own part of the end."""
+
+    async def close(self) -> None:
+        """Nobody is let in any more, and the port is free; may be called twice."""
+        self.sock.close()
+        if self.leave is not None:
+            await self.leave()
 
 
 class Stream(Protocol):
@@ -207,10 +226,11 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def listen(self, port: int = 0) -> socket.socket:
-        """A socket that listens on the sandbox's own 127.0.0.1, also where it has no network; 0: a free port.
+    async def listen(self, port: int = 0) -> Listener:
+        """Listens on the sandbox's own 127.0.0.1, also where it has no network; 0: a free port.
 
-        The caller accepts on it, and closes it. Raises OSError where the port is taken.
+        Whoever asked closes it; `close` of the sandbox ends it as well, and `quiesce` may. Raises OSError where the
+        port is taken, SandboxUnavailable where this provider cannot.
         """
         ...
 

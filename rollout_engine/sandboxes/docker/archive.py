@@ -17,11 +17,11 @@ from docker import APIClient
 from docker.errors import APIError
 
 from rollout_engine.sandboxes.base import EVERYTHING, SNAPSHOT, SandboxSpec
-from rollout_engine.sandboxes.docker import files, supply
+from rollout_engine.sandboxes.docker import files, mounted, supply
 from rollout_engine.sandboxes.docker.body import SCRATCH
 
 _MOUNTED = ("/etc/resolv.conf", "/etc/hosts", "/etc/hostname", "/.dockerenv")
-_MOUNTS = ("/dev", "/proc", "/sys", supply.FOLDER)
+_MOUNTS = ("/dev", "/proc", "/sys", supply.FOLDER, mounted.FOLDER)
 _PROGRAMS = ("/bin", "/sbin", "/usr", "/lib", "/lib32", "/lib64", "/libx32")
 _START = ("/etc/ld", "/etc/alternatives", "/etc/profile", "/etc/python", "/etc/environment", "/etc/bash")
 """What the loader, shells and Python read at their start, by its beginning."""

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import itertools
 import posixpath
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,13 +15,12 @@ from docker import APIClient
 from docker.errors import APIError, NotFound
 
 from rollout_engine.errors import ExecTimeout, SandboxFull
-from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, SandboxSpec
+from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, Listener, SandboxSpec
 from rollout_engine.sandboxes.docker import archive, files
 from rollout_engine.sandboxes.docker.archive import Layer
 from rollout_engine.sandboxes.docker.engine import Engine
 from rollout_engine.sandboxes.docker.failures import died, translate
 from rollout_engine.sandboxes.docker.files import Ids
-from rollout_engine.sandboxes.docker.network import listen
 from rollout_engine.sandboxes.docker.running import Command, Ending, Executor, Running, Talk
 from rollout_engine.sandboxes.docker.stream import DockerStream
 from rollout_engine.types import ExecResult
@@ -31,8 +29,8 @@ T = TypeVar("T")
 
 
 class DockerSandbox:
-    """A live container. `keep`, `remove` and `closed` are the provider's: they take a layer, and the container, and it
-    out of the books."""
+    """A live container. `listen`, `keep`, `remove` and `closed` are the provider's: they open a listener, take a layer,
+    and the container, and it out of the books."""
 
     def __init__(
         self,
@@ -44,6 +42,7 @@ class DockerSandbox:
         spec: SandboxSpec,
         ids: Ids,
         limits_enforced: str,
+        listen: Callable[[int], Awaitable[Listener]],
         keep: Callable[[Layer], str],
         remove: Callable[[], Awaitable[None]],
         closed: Callable[[DockerSandbox], None],
@@ -51,7 +50,7 @@ class DockerSandbox:
         self.container, self.name = container, name
         self._engine, self._executor = engine, executor
         self._spec, self._workdir, self._ids, self._limits = spec, spec.workdir, ids, limits_enforced
-        self._keep, self._remove, self._closed = keep, remove, closed
+        self._listen, self._keep, self._remove, self._closed = listen, keep, remove, closed
         self._jobs: dict[str, Running] = {}
         self._numbers = itertools.count(1)
         self._removing: asyncio.Future[None] | None = None
@@ -140,9 +139,9 @@ class DockerSandbox:
         self._check_open()
         await self._jobs[job].kill()
 
-    async def listen(self, port: int = 0) -> socket.socket:
+    async def listen(self, port: int = 0) -> Listener:
         self._check_open()
-        return await listen(self._engine, self.container, port)
+        return await self._listen(port)
 
     async def quiesce(self, keep: Sequence[str] = ()) -> None:
         self._check_open()

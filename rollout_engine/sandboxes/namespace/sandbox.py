@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError
-from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, SandboxSpec
+from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, Listener, SandboxSpec
 from rollout_engine.sandboxes.namespace import transfer
 from rollout_engine.sandboxes.namespace.channel import Channel
 from rollout_engine.sandboxes.namespace.command import Command
@@ -272,9 +272,10 @@ class NamespaceSandbox:
 
     # Network.
 
-    async def listen(self, port: int = 0) -> socket.socket:
+    async def listen(self, port: int = 0) -> Listener:
         async with self._asked({"op": "listen", "port": port}) as reply:
-            return socket.socket(fileno=reply.fds.pop())
+            sock = socket.socket(fileno=reply.fds.pop())
+            return Listener(sock, int(sock.getsockname()[1]))
 
     # End.
 
