@@ -17,6 +17,8 @@ MAX_OUTPUT_BYTES = 10 * 2**20
 """A stream of one command keeps this much: its tail."""
 MAX_READ_BYTES = 100 * 2**20
 """The largest file that `read_file` returns."""
+MAX_FILES = 100_000
+"""Files and directories that are copied at once."""
 MAX_CHUNK_BYTES = 64 * 1024
 """The most that one `Stream.read` returns."""
 
@@ -166,7 +168,7 @@ class Sandbox(Protocol):
         ...
 
     async def read_file(self, path: str, *, max_bytes: int = MAX_READ_BYTES) -> bytes:
-        """Raises FileNotFoundError, IsADirectoryError, PermissionError; ValueError above `max_bytes`."""
+        """Raises FileNotFoundError, IsADirectoryError, PermissionError; TooLarge above `max_bytes`."""
         ...
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -177,8 +179,13 @@ class Sandbox(Protocol):
         """Copies a host's file or directory into the sandbox."""
         ...
 
-    async def download(self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES) -> None:
-        """Copies a file or directory out. Regular files and directories only; links are not followed."""
+    async def download(
+        self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES, max_files: int = MAX_FILES
+    ) -> None:
+        """Copies a file or directory out. Regular files and directories only; links are not followed.
+
+        All of it, or nothing: raises TooLarge above a limit, and `target` is then as it was before.
+        """
         ...
 
     async def start(
@@ -208,7 +215,7 @@ class Sandbox(Protocol):
         """Ends the sandbox, and makes what is at `paths` a layer for other sandboxes of the same provider.
 
         A directory comes as the sandbox saw it; EVERYTHING and SNAPSHOT as what was changed. The layer is read-only to
-        them and lives until `release`. Raises ValueError where it is larger than the sandbox's own disk limit.
+        them and lives until `release`. Raises TooLarge where it is larger than the sandbox's own disk limit.
         """
         ...
 

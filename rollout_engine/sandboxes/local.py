@@ -28,6 +28,7 @@ from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, S
 from rollout_engine.sandboxes import files
 from rollout_engine.sandboxes.base import (
     EVERYTHING,
+    MAX_FILES,
     MAX_READ_BYTES,
     SNAPSHOT,
     JobStatus,
@@ -245,8 +246,10 @@ class LocalSandbox:
     async def upload(self, source: Path, path: str) -> None:
         await self._in_thread(partial(files.copy_in, source, self._host_path(path)))
 
-    async def download(self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES) -> None:
-        await self._in_thread(partial(files.copy_out, self._host_path(path), target, max_bytes))
+    async def download(
+        self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES, max_files: int = MAX_FILES
+    ) -> None:
+        await self._in_thread(partial(files.copy_out, self._host_path(path), target, max_bytes, max_files))
 
     async def start(
         self,

@@ -15,7 +15,7 @@ from docker import APIClient
 from docker.errors import APIError, NotFound
 
 from rollout_engine.errors import ExecTimeout, SandboxFull
-from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, Listener, SandboxSpec
+from rollout_engine.sandboxes.base import EVERYTHING, MAX_FILES, MAX_READ_BYTES, JobStatus, Listener, SandboxSpec
 from rollout_engine.sandboxes.docker import archive, files
 from rollout_engine.sandboxes.docker.archive import Layer
 from rollout_engine.sandboxes.docker.engine import Engine
@@ -111,9 +111,13 @@ class DockerSandbox:
         where = self._file(path)
         await self._files("upload", lambda api: files.upload(api, self.container, source, where, self._ids))
 
-    async def download(self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES) -> None:
+    async def download(
+        self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES, max_files: int = MAX_FILES
+    ) -> None:
         where = self._file(path)
-        await self._files("download", lambda api: files.download(api, self.container, where, target, max_bytes))
+        await self._files(
+            "download", lambda api: files.download(api, self.container, where, target, max_bytes, max_files)
+        )
 
     async def start(
         self,
