@@ -85,7 +85,8 @@ class DockerSandbox:
                 ending = await running.wait()
         except TimeoutError:
             await running.kill()
-            partial = _result(running, Ending(-9), started)
+            ended = running.ending()
+            partial = _result(running, Ending(-9, ended is not None and ended.oom), started)
             raise ExecTimeout(f"{argv[0]} did not end within {timeout_s:g} s", partial) from None
         except asyncio.CancelledError:
             self._kill_behind(running)
