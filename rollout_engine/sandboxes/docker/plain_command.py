@@ -118,15 +118,18 @@ class PlainRunning:
                 self._pid.set_result(int(line))
                 self.stderr.append(rest)
 
-    async def _ending(self) -> Ending:
+    async def _exit_status(self) -> int:
         """The stream may end before the command does: it closed its output, or the daemon is a moment late."""
         patience = Patience()
         for attempt in itertools.count():
             found = await patience.ask(lambda: self._executor.inspect(self._exec_id))
             if found is not None and not found["Running"] and found["ExitCode"] is not None:
-                break
+                return int(found["ExitCode"])
             await asyncio.sleep(_INSPECT_PAUSES_S[min(attempt, len(_INSPECT_PAUSES_S) - 1)])
-        code = exit_code(int(found["ExitCode"]))
+        raise AssertionError("unreachable: it counts for ever")
+
+    async def _ending(self) -> Ending:
+        code = exit_code(await self._exit_status())
         if code >= 0 and self._pid.done():
             return Ending(code)
         state = await self._executor.state()
