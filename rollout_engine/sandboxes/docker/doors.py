@@ -32,7 +32,10 @@ class Doors:
         facts = await asyncio.to_thread(facts_of, self._engine.address, supervised)
         self._reach = reach(facts, self._wanted)
         if self._reach.way == "socket":
-            await asyncio.to_thread(self._folders.open)
+            try:
+                await asyncio.to_thread(self._folders.open)
+            except OSError as error:
+                self._reach = Reach(None, f"there is no place for sockets: {error}")
 
     def folder(self, name: str) -> Path | None:
         """What the container of this name is to be given."""

@@ -10,8 +10,10 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,7 @@ from tests.helpers import make_config
 from tests.models.conftest import backend, openai_spec
 from tests.proxy.rig import Rig, door
 from tests.rig import bench
+from tests.sandboxes.backends import ORDINARY_USER
 
 __all__ = ["serve"]
 
@@ -209,11 +212,12 @@ class TestMountedSocket:
 
 
 OWNER = """
-import asyncio, sys
+import asyncio, os, sys
 from rollout_engine.sandboxes.base import SandboxSpec
 from rollout_engine.sandboxes.docker import DockerProvider
+from rollout_engine.sandboxes.docker import supply
 async def main():
-    provider = DockerProvider(run=sys.argv[1], image="busybox", reach="socket")
+    provider = DockerProvider(run=sys.argv[1], image="busybox", reach="socket" if len(sys.argv) < 3 else None)
     sandbox = await provider.open(SandboxSpec())
     try:
         await sandbox.listen()
@@ -223,8 +227,27 @@ async def main():
         return
     print("up", flush=True)
     await asyncio.sleep(1000)
+if len(sys.argv) > 2:  # what only root can read is read before
+    supply.compiled()
+    os.setgroups([])
+    os.setgid(int(sys.argv[2]))
+    os.setuid(int(sys.argv[2]))
 asyncio.run(main())
 """
+
+
+async def lead(path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Leads a connection to a Unix socket, as `ssh -L` would."""
+    theirs, ours = await asyncio.open_unix_connection(path)
+    await asyncio.gather(copy(reader, ours), copy(theirs, writer))
+
+
+async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await source.read(65536):
+            sink.write(data)
+            await sink.drain()
+    sink.close()
 
 
 @pytest.mark.docker
@@ -256,21 +279,28 @@ class TestWhereItCannotBe:
         assert b"TMPDIR" in said
         assert said.rstrip().endswith(b"b'alive\\n'")
 
+    @pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user")
+    async def test_an_ordinary_user_takes_the_mounted_socket_by_itself(self, tmp_path: Path) -> None:
+        daemon, anybody = kwargs_from_env()["base_url"].partition("://")[2], str(ORDINARY_USER)
+        with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+            os.chown(folder, ORDINARY_USER, ORDINARY_USER)
+            async with await asyncio.start_unix_server(
+                partial(lead, f"/{daemon.lstrip('/')}"), f"{folder}/docker.sock"
+            ):
+                os.chown(f"{folder}/docker.sock", ORDINARY_USER, ORDINARY_USER)
+                env = {**os.environ, "TMPDIR": folder, "DOCKER_HOST": f"unix://{folder}/docker.sock"}
+                owner = await asyncio.create_subprocess_exec(
+                    sys.executable, "-c", OWNER, "anybody", anybody, stdout=asyncio.subprocess.PIPE, env=env
+                )
+                assert owner.stdout is not None
+                assert await asyncio.wait_for(owner.stdout.readline(), LIMIT_S) == b"up\n"
+                assert len(in_folder(Path(folder), "rollout-sockets-*/rollout-*/*")) == 1
+                owner.kill()
+                await owner.wait()
+
     async def test_a_daemon_elsewhere_is_told_where_a_listener_is_wanted(self) -> None:
-        path = kwargs_from_env()["base_url"].partition("://")[2]
-
-        async def lead(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            theirs, ours = await asyncio.open_unix_connection("/" + path.lstrip("/"))
-            await asyncio.gather(copy(reader, ours), copy(theirs, writer))
-
-        async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(ConnectionError):
-                while data := await source.read(65536):
-                    sink.write(data)
-                    await sink.drain()
-            sink.close()
-
-        async with await asyncio.start_server(lead, "127.0.0.1", 0) as server:
+        daemon = kwargs_from_env()["base_url"].partition("://")[2]
+        async with await asyncio.start_server(partial(lead, f"/{daemon.lstrip('/')}"), "127.0.0.1", 0) as server:
             host = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
             provider = DockerProvider(run="far", image="busybox", engine_host=host)
             sandbox = await provider.open(SandboxSpec())
