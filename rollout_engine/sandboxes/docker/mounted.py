@@ -96,13 +96,22 @@ async def listen(executor: Executor, folder: Path, port: int) -> Listener:
     async with contextlib.AsyncExitStack() as undo:
         sock = undo.enter_context(socket.socket(socket.AF_UNIX))
         undo.callback(path.unlink, missing_ok=True)
-        sock.bind(str(path))
-        path.chmod(0o666)
+        _bind(sock, path)
         sock.listen(BACKLOG)
         talk = await executor.connect(command)
         undo.push_async_callback(_end, talk)
         found = await _port(talk)
         return Listener(sock, found, undo.pop_all().aclose)
+
+
+def _bind(sock: socket.socket, path: Path) -> None:
+    """By way of its folder's descriptor: the name that a socket is bound to has room for 107 bytes."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
+    path.chmod(0o666)
 
 
 async def _port(talk: Talk) -> int:
