@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -33,10 +34,11 @@ from tests.helpers import make_config
 from tests.models.conftest import backend, openai_spec
 from tests.proxy.rig import Rig, door
 from tests.rig import bench
-from tests.sandboxes.backends import ORDINARY_USER
+from tests.sandboxes.backends import ORDINARY_USER, absent
 
 __all__ = ["serve"]
 
+CI = Path(__file__).parents[3] / ".ci" / "docker.py"
 LIMIT_S = 120.0
 ASK = {"model": "any", "messages": [{"role": "user", "content": "What is six times seven?"}]}
 CLIENT = """
@@ -181,13 +183,17 @@ class TestMountedSocket:
         assert not folder.exists()
         await open_one.close()
 
-    async def test_it_is_no_part_of_an_export_and_works_on_a_read_only_root(self, provider: DockerProvider) -> None:
+    async def test_it_is_no_part_of_an_export(self, provider: DockerProvider) -> None:
         agent = await provider.open(SandboxSpec())
         await agent.write_file("answer", b"42")
         layer = await agent.export([EVERYTHING])
         sandbox = await provider.open(SandboxSpec(layers=(layer,)))
         assert (await sandbox.exec(["cat", "answer"])).stdout == b"42"
         await sandbox.close()
+
+    async def test_it_works_on_a_read_only_root(self, provider: DockerProvider) -> None:
+        if "memory" not in (await capabilities()).limits:
+            pytest.skip("the daemon holds no limits")
         sandbox = await provider.open(SandboxSpec(require_limits=True))
         await (await sandbox.listen()).close()
         await sandbox.close()
@@ -212,7 +218,7 @@ class TestMountedSocket:
 
 
 OWNER = """
-import asyncio, os, sys
+import asyncio, os, socket, sys
 from rollout_engine.sandboxes.base import SandboxSpec
 from rollout_engine.sandboxes.docker import DockerProvider
 from rollout_engine.sandboxes.docker import supply
@@ -220,12 +226,22 @@ async def main():
     provider = DockerProvider(run=sys.argv[1], image="busybox", reach="socket" if len(sys.argv) < 3 else None)
     sandbox = await provider.open(SandboxSpec())
     try:
-        await sandbox.listen()
+        listener = await sandbox.listen()
     except Exception as error:
         print(type(error).__name__, error, (await sandbox.exec(["echo", "alive"])).stdout, flush=True)
         await provider.close()
         return
+    async def answer(reader, writer):
+        writer.write(b"42, " + await reader.readline())
+        writer.close()
+    if listener.sock.family == socket.AF_UNIX:
+        await asyncio.start_unix_server(answer, sock=listener.sock)
+        said = await sandbox.exec(["sh", "-c", f"echo hello | nc 127.0.0.1 {listener.port}"], timeout_s=60)
+        assert said.stdout == b"42, hello\\n", said
     print("up", flush=True)
+    if sys.argv[3:] == ["once"]:
+        await provider.close()
+        return
     await asyncio.sleep(1000)
 if len(sys.argv) > 2:  # what only root can read is read before
     supply.compiled()
@@ -298,6 +314,16 @@ class TestWhereItCannotBe:
                 owner.kill()
                 await owner.wait()
 
+    @pytest.mark.skipif(os.geteuid() != 0, reason="starts a daemon of an ordinary user")
+    async def test_a_rootless_daemon_of_an_ordinary_user(self) -> None:
+        if shutil.which("rootlesskit") is None:
+            absent("rootlesskit is not installed (.ci/docker.py start)")
+        code = f"import os, sys; sys.argv += ['rootless', os.environ['ROOTLESS_UID'], 'once']\n{OWNER}"
+        argv = [sys.executable, str(CI), "rootless", "--", sys.executable, "-c", code]
+        done = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
+        said, _ = await asyncio.wait_for(done.communicate(), 2 * LIMIT_S)
+        assert (done.returncode, said) == (0, b"up\n")
+
     async def test_a_daemon_elsewhere_is_told_where_a_listener_is_wanted(self) -> None:
         daemon = kwargs_from_env()["base_url"].partition("://")[2]
         async with await asyncio.start_server(partial(lead, f"/{daemon.lstrip('/')}"), "127.0.0.1", 0) as server:
@@ -314,7 +340,7 @@ class TestWhereItCannotBe:
             network._listen("f" * 64, os.getpid(), 0)
 
     async def test_what_is_there_here(self) -> None:
-        assert (await capabilities()).reach == Reach("setns" if os.geteuid() == 0 else "socket")
+        assert (await capabilities()).reach.way == ("setns" if os.geteuid() == 0 else "socket")
 
 
 HERE = Facts(local=True, seen=True, privileged=True, supervised=True)
