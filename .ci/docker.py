@@ -5,6 +5,7 @@
     .ci/docker.py stop                  ends the daemon and unmounts what it mounted
     .ci/docker.py run -- make test-all  starts it, runs a command under it, ends it with the command
     .ci/docker.py start busybox         with this image alone
+    .ci/docker.py rootless -- COMMAND   COMMAND beside a rootless daemon, whose user's id is in ROOTLESS_UID
 
 The images `busybox` (the static busybox) and `pybox` (a Debian root with python3) are made here.
 Its address pool holds only eight networks, so that a test can use it up.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pwd
 import select
 import shutil
 import signal
@@ -22,6 +24,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
@@ -35,6 +38,7 @@ PACKAGES = {  # the file that shows a package is there
     "busybox-static": "/bin/busybox",
     "debootstrap": "/usr/sbin/debootstrap",
     "uidmap": "/usr/bin/newuidmap",
+    "rootlesskit": "/usr/bin/rootlesskit",
 }
 START_S = 60.0
 STOP_S = 30.0
@@ -86,15 +90,15 @@ def launch() -> None:
         sys.exit(f"docker: the daemon did not start; see {CACHE / 'dockerd.log'}")
 
 
-def engine(*arguments: str) -> list[str]:
-    return ["docker", "--host", HOST, *arguments]
+def engine(*arguments: str, host: str = HOST) -> list[str]:
+    return ["docker", "--host", host, *arguments]
 
 
 def has_image(name: str) -> bool:
     return subprocess.run(engine("image", "inspect", name), capture_output=True).returncode == 0
 
 
-def import_busybox() -> None:
+def import_busybox(host: str = HOST) -> None:
     with tempfile.TemporaryDirectory() as root:
         for folder in ("bin", "tmp", "etc", "root", "workspace"):
             Path(root, folder).mkdir()
@@ -104,7 +108,8 @@ def import_busybox() -> None:
         shutil.copy("/bin/busybox", Path(root, "bin/busybox"))
         subprocess.run(["chroot", root, "/bin/busybox", "--install", "-s", "/bin"], check=True)
         tar = subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE)
-        subprocess.run(engine("import", "-", "busybox:latest"), stdin=tar.stdout, stdout=sys.stderr, check=True)
+        importing = engine("import", "-", "busybox:latest", host=host)
+        subprocess.run(importing, stdin=tar.stdout, stdout=sys.stderr, check=True)
 
 
 def import_pybox() -> None:
@@ -168,6 +173,56 @@ def run(command: list[str]) -> int:
         stop()
 
 
+ROOTLESS = """
+exec rootlesskit --net=host --copy-up=/etc --copy-up=/run --state-dir="$HOME/kit" sh -c '
+rm -rf /run/docker /run/containerd
+exec dockerd --rootless --bridge=none --iptables=false --userland-proxy=false --host "unix://$HOME/docker.sock" \\
+    --data-root "$HOME/data" --exec-root "$HOME/exec" --pidfile "$HOME/pid"'
+"""
+
+
+def rootless(command: list[str]) -> int:
+    """A daemon of an ordinary user, with `busybox`, for as long as a command runs; the user goes with it.
+
+    The command runs as root, with that user's DOCKER_HOST, TMPDIR and ROOTLESS_UID: it becomes that user by itself.
+    """
+    name = f"rollout-{os.getpid()}"
+    subprocess.run(["useradd", "--no-create-home", name], check=True)  # with a range of ids for its containers
+    try:
+        user = pwd.getpwnam(name)
+        with tempfile.TemporaryDirectory(prefix="rollout-rootless-") as folder:
+            for path in (Path(folder), Path(folder, "tmp")):
+                path.mkdir(exist_ok=True)
+                os.chown(path, user.pw_uid, user.pw_gid)
+            env = {"HOME": folder, "XDG_RUNTIME_DIR": folder, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+            become = ["setpriv", "--reuid", name, "--regid", str(user.pw_gid), "--clear-groups"]
+            with Path(folder, "log").open("wb") as log:
+                daemon = subprocess.Popen(
+                    [*become, "sh", "-c", ROOTLESS], env=env, stdout=log, stderr=log, start_new_session=True
+                )
+            try:
+                return beside(
+                    daemon, Path(folder), {"TMPDIR": f"{folder}/tmp", "ROOTLESS_UID": str(user.pw_uid)}, command
+                )
+            finally:
+                daemon.terminate()
+                daemon.wait(STOP_S)
+    finally:
+        subprocess.run(["userdel", name], check=False)
+
+
+def beside(daemon: subprocess.Popen[bytes], folder: Path, env: dict[str, str], command: list[str]) -> int:
+    host = f"unix://{folder}/docker.sock"
+    deadline = time.monotonic() + START_S
+    while subprocess.run(engine("info", host=host), capture_output=True).returncode:
+        if daemon.poll() is not None or time.monotonic() > deadline:
+            say((folder / "log").read_text()[-3000:])
+            return 1
+        time.sleep(0.1)
+    import_busybox(host)
+    return subprocess.run(command, env={**os.environ, **env, "DOCKER_HOST": host}, check=False).returncode
+
+
 def main(arguments: list[str]) -> int:
     match arguments:
         case ["start", *images]:
@@ -177,6 +232,8 @@ def main(arguments: list[str]) -> int:
             stop()
         case ["run", "--", *command] if command:
             return run(command)
+        case ["rootless", "--", *command] if command:
+            return rootless(command)
         case _:
             print(__doc__, file=sys.stderr)
             return 2

@@ -25,6 +25,8 @@ RolloutEngineError
     VerifierTimeout VerifierBadReturn VerifierUnavailable
   ExecTimeout               a command in a sandbox met its limit; carries the partial output
   SandboxFull               the sandbox's own disk is full (an OSError): the agent's own limit
+  TooLarge                  more bytes or files than whoever copies allows (a ValueError)
+  BadBundle                 an archive that is broken, or would reach out of its own tree (a ValueError)
 
 All pickle: extra fields have defaults. Nothing is classified by its text.
 """
@@ -244,6 +246,14 @@ class ExecTimeout(RolloutEngineError):
 
 class SandboxFull(OSError):
     """The sandbox's own disk has no room for what is to be written: what ran in it has filled it."""
+
+
+class TooLarge(ValueError):
+    """A file, a tree or an export has more bytes or files than whoever asked for it allows; nothing of it was kept."""
+
+
+class BadBundle(ValueError):
+    """An archive cannot be read, or names something outside of its own tree; nothing of it was unpacked."""
 
 
 def clip(text: str) -> str:

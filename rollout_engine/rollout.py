@@ -39,7 +39,7 @@ from rollout_engine.hooks import has_hook, hooked, noting
 from rollout_engine.sandboxes.base import SNAPSHOT, Recipe, Sandbox, SandboxProvider, SandboxSpec
 from rollout_engine.services import start_services
 from rollout_engine.specs import Task
-from rollout_engine.teardown import MIN_CLOSE_S, Leftovers, Owned, remove_all
+from rollout_engine.teardown import MIN_CLOSE_S, Kept, Leftovers, Owned, remove_all
 from rollout_engine.types import (
     Boundary,
     CallContext,
@@ -364,9 +364,10 @@ class Rollout:
         spec = await self._ready(provider, prepared.base)
         if self._sandbox is not None:
             self.at.wait("its workspace to be handed over")
+            kept = Kept(self._sandbox.export(self._handed_over()), provider.release)
+            self._owned.append(Owned(f"a layer of {self.record.task_id}", kept.end))
             with _workspace_kept():
-                layer = await self._sandbox.export(self._handed_over())
-            self._owned.append(Owned(f"a layer of {self.record.task_id}", partial(provider.release, layer)))
+                layer = await kept.name()
             spec = replace(spec, layers=(*spec.layers, layer))
         for tries_left in reversed(range(VERIFY_TRIES)):
             try:

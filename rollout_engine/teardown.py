@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
-from rollout_engine.errors import describe
+from rollout_engine.errors import SandboxError, describe
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,32 @@ class Owned(NamedTuple):
 
     what: str
     remove: Callable[[], Awaitable[None]]
+
+
+class Kept:
+    """What is being made for a rollout, a layer by its name: `end` may be owned before it is there.
+
+    The making goes on when whoever waits for it is cancelled, so that `end` always knows what there is to release.
+    """
+
+    def __init__(self, making: Awaitable[str], release: Callable[[str], Awaitable[None]]) -> None:
+        self._making, self._release = asyncio.ensure_future(_without_exit(making)), release
+
+    async def name(self) -> str:
+        return await asyncio.shield(self._making)
+
+    async def end(self) -> None:
+        await asyncio.wait([self._making])
+        if not self._making.cancelled() and self._making.exception() is None:
+            await self._release(self._making.result())
+
+
+async def _without_exit(making: Awaitable[str]) -> str:
+    """A SystemExit that left a task would end the event loop, and with it everything else."""
+    try:
+        return await making
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise SandboxError(f"{type(error).__name__}: {error}") from error
 
 
 class Leftovers:

@@ -66,6 +66,7 @@ QUICK_ON_DOCKER = {
     "test_close_is_idempotent_and_final",
     "test_an_echo_answers_while_it_runs",
     "test_a_server_in_the_sandbox_is_listed_called_and_ended",
+    "test_a_bundle_adds_to_what_is_there",
 }
 """Of the contract, what `make test` tries on docker, where every test costs a container: something of each part."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +145,36 @@ async def test_a_host_whose_provider_does_not_close_is_closed_all_the_same(
     await host.open()
     async with asyncio.timeout(5):
         await host.close()
+
+
+class Exporting(LocalProvider):
+    """Stops before or after a layer is made, until it may go on."""
+
+    def __init__(self, directory: Path, *, after: bool) -> None:
+        super().__init__(directory)
+        self.gate, self._after = Gate(), after
+
+    async def keep(self, work: Path, paths: Sequence[str], max_bytes: int) -> str:
+        if not self._after:
+            await self.gate.enter()
+        layer = await super().keep(work, paths, max_bytes)
+        if self._after:
+            await self.gate.enter()
+        return layer
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["while it is made", "once it is there"])
+async def test_a_workspace_whose_rollout_is_cancelled_meanwhile_is_released(after: bool, tmp_path: Path) -> None:
+    provider = Exporting(tmp_path, after=after)
+    async with bench(make_config(sandbox="local", limits={"close_s": 20.0}), provider=provider) as rig:
+        rollout = asyncio.create_task(rig.rollout(task_of(**IN_SANDBOX, verifier=SCRIPT)).run())
+        await provider.gate.reached(1)
+        rollout.cancel()
+        await asyncio.sleep(0)
+        provider.gate.open()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait_for(rollout, 20)
+        assert provider._layers == {}
 
 
 # -- the pieces -------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import resource
@@ -9,14 +10,17 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from rollout_engine.commands import text
 from rollout_engine.machine import CGROUP, DESCRIPTORS_BASE, DESCRIPTORS_PER_ROLLOUT, cpu_share, number_in
+
+if TYPE_CHECKING:
+    from rollout_engine.sandboxes.docker.hijack import Address
 
 Level: TypeAlias = Literal["ok", "warn", "fail"]
 
@@ -158,15 +162,17 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def docker() -> Iterator[Finding]:
+    from rollout_engine.sandboxes.docker.engine import address_of, probe
+
     where = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
     try:
-        if where.startswith("unix://"):
-            _connect(where.removeprefix("unix://"))  # the SDK's own message hides the reason in three others
+        address = address_of(where)
+        probe(address)  # the SDK's own message hides the reason in three others
         import docker as sdk
 
         client = sdk.from_env(timeout=int(PROBE_S))
         try:
-            about = client.version()
+            about, info = client.version(), client.info()
         finally:
             client.close()
     # The SDK raises errors of its own, of requests, and plain OSErrors: whichever it is, there is no Docker.
@@ -175,23 +181,19 @@ def docker() -> Iterator[Finding]:
         yield Finding("docker", "warn", f"no daemon at {where}: {text.one_line(str(error), 90)}", fix)
         return
     yield Finding("docker", "ok", f"Engine {about.get('Version')} (API {about.get('ApiVersion')}) at {where}")
-    yield _docker_listener(where)
+    yield _docker_listener(address, info)
 
 
-def _docker_listener(where: str) -> Finding:
-    """Agent programs reach their proxy by a socket that is opened inside of their container."""
-    if where.startswith("unix://") and os.geteuid() == 0:
-        return Finding("agents", "ok", "containers without a network reach their proxy (setns)")
-    why = "the daemon is elsewhere" if not where.startswith("unix://") else "that takes root"
-    fix = "use the namespace sandbox for agent programs, or run as root beside the daemon"
-    return Finding("agents", "warn", f"a container's network cannot be entered: {why}", fix)
+def _docker_listener(address: Address, info: Mapping[str, Any]) -> Finding:
+    """How agent programs in containers without a network reach their proxy."""
+    from rollout_engine.sandboxes.docker.doctor import reach_of
+    from rollout_engine.sandboxes.docker.reach import FIX
 
-
-def _connect(path: str) -> None:
-    """Raises OSError where nobody listens on a Unix socket."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(PROBE_S)
-        probe.connect(path)
+    found = asyncio.run(reach_of(address, info))
+    if found.way is None:
+        return Finding("agents", "warn", f"containers without a network do not reach their proxy: {found.why}", FIX)
+    how = "setns" if found.way == "setns" else f"a mounted socket and a forwarder: {found.why}"
+    return Finding("agents", "ok", f"containers without a network reach their proxy ({how})")
 
 
 def namespaces() -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -17,6 +17,8 @@ MAX_OUTPUT_BYTES = 10 * 2**20
 """A stream of one command keeps this much: its tail."""
 MAX_READ_BYTES = 100 * 2**20
 """The largest file that `read_file` returns."""
+MAX_FILES = 100_000
+"""Files and directories that are copied at once."""
 MAX_CHUNK_BYTES = 64 * 1024
 """The most that one `Stream.read` returns."""
 
@@ -87,6 +89,25 @@ class JobStatus:
     stderr: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """What `listen` opened: programs in the sandbox reach `port` of their 127.0.0.1, and the host accepts on `sock`.
+
+    `sock` may be a Unix socket, to which the bytes are led.
+    """
+
+    sock: socket.socket
+    port: int
+    leave: Callable[[], Awaitable[None]] | None = None
+    """The backend's own part of the end."""
+
+    async def close(self) -> None:
+        """Nobody is let in any more, and the port is free; may be called twice."""
+        self.sock.close()
+        if self.leave is not None:
+            await self.leave()
+
+
 class Stream(Protocol):
     """A program in the sandbox whose standard input and output are read and written while it runs."""
 
@@ -147,7 +168,7 @@ class Sandbox(Protocol):
         ...
 
     async def read_file(self, path: str, *, max_bytes: int = MAX_READ_BYTES) -> bytes:
-        """Raises FileNotFoundError, IsADirectoryError, PermissionError; ValueError above `max_bytes`."""
+        """Raises FileNotFoundError, IsADirectoryError, PermissionError; TooLarge above `max_bytes`."""
         ...
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
@@ -158,8 +179,13 @@ class Sandbox(Protocol):
         """Copies a host's file or directory into the sandbox."""
         ...
 
-    async def download(self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES) -> None:
-        """Copies a file or directory out. Regular files and directories only; links are not followed."""
+    async def download(
+        self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES, max_files: int = MAX_FILES
+    ) -> None:
+        """Copies a file or directory out. Regular files and directories only; links are not followed.
+
+        All of it, or nothing: raises TooLarge above a limit, and `target` is then as it was before.
+        """
         ...
 
     async def start(
@@ -189,7 +215,7 @@ class Sandbox(Protocol):
         """Ends the sandbox, and makes what is at `paths` a layer for other sandboxes of the same provider.
 
         A directory comes as the sandbox saw it; EVERYTHING and SNAPSHOT as what was changed. The layer is read-only to
-        them and lives until `release`. Raises ValueError where it is larger than the sandbox's own disk limit.
+        them and lives until `release`. Raises TooLarge where it is larger than the sandbox's own disk limit.
         """
         ...
 
@@ -207,10 +233,11 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def listen(self, port: int = 0) -> socket.socket:
-        """A socket that listens on the sandbox's own 127.0.0.1, also where it has no network; 0: a free port.
+    async def listen(self, port: int = 0) -> Listener:
+        """Listens on the sandbox's own 127.0.0.1, also where it has no network; 0: a free port.
 
-        The caller accepts on it, and closes it. Raises OSError where the port is taken.
+        Whoever asked closes it; `close` of the sandbox ends it as well, and `quiesce` may. Raises OSError where the
+        port is taken, SandboxUnavailable where this provider cannot.
         """
         ...
 

@@ -7,15 +7,15 @@ import errno
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rollout_engine.errors import TooLarge
+
 _CHUNK = 1 << 20
 _NO_SUCH_PATH = frozenset({errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP})
-
-MAX_ENTRIES = 100_000
-"""A directory that is copied out holds at most this many files and directories."""
 
 
 @contextmanager
@@ -34,12 +34,12 @@ def plain_errors(path: str) -> Iterator[None]:
 
 
 def read_file(path: str, max_bytes: int) -> bytes:
-    """A regular file's content. Raises ValueError above `max_bytes`."""
+    """A regular file's content. Raises TooLarge above `max_bytes`."""
     with plain_errors(path), _open_regular(path) as file:
         size = os.fstat(file).st_size
         data = b"" if size > max_bytes else _read_up_to(file, max_bytes + 1)
     if size > max_bytes or len(data) > max_bytes:
-        raise ValueError(f"{path} has more than {max_bytes} bytes")
+        raise TooLarge(f"{path} has more than {max_bytes} bytes")
     return data
 
 
@@ -67,27 +67,43 @@ def copy_in(source: Path, path: str) -> None:
             shutil.copy2(source, path)
 
 
-def copy_out(path: str, target: Path, max_bytes: int) -> None:
+def copy_out(path: str, target: Path, max_bytes: int, max_files: int) -> None:
     """Copies a regular file, or the files and directories below a directory; links and devices are left out.
 
-    Raises ValueError above `max_bytes` in all, PermissionError where `path` itself is a link or a device.
-    What it made is removed again when it raises.
+    Raises TooLarge above `max_bytes` or `max_files` in all, PermissionError where `path` itself is a link or a device.
     """
-    made = not target.exists()
-    try:
-        with plain_errors(path):
-            kind = os.lstat(path).st_mode
-            target.parent.mkdir(parents=True, exist_ok=True)
+    with plain_errors(path):
+        kind = os.lstat(path).st_mode
+        if not (stat.S_ISDIR(kind) or stat.S_ISREG(kind)):
+            raise PermissionError(errno.EPERM, "neither a regular file nor a directory", path)
+        with arriving(target) as place:
             if stat.S_ISDIR(kind):
-                _copy_tree(path, target, max_bytes)
-            elif stat.S_ISREG(kind):
-                _copy_file(path, target, max_bytes)
+                _copy_tree(path, place, max_bytes, max_files)
             else:
-                raise PermissionError(errno.EPERM, "neither a regular file nor a directory", path)
-    except BaseException:
-        if made:
-            remove(target)
-        raise
+                _copy_file(path, place, max_bytes)
+
+
+@contextmanager
+def arriving(target: Path) -> Iterator[Path]:
+    """A place beside `target` for what is to be there. It goes there when the block ends well, else nothing does.
+
+    A directory adds to one that is there, a file takes the place of a file.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=".rollout-arriving-", dir=target.parent))
+    try:
+        yield scratch / "whole"
+        _move(scratch / "whole", target)
+    finally:
+        remove(scratch)
+
+
+def _move(source: Path, target: Path) -> None:
+    if not (source.is_dir() and target.is_dir()):
+        source.replace(target)
+        return
+    for entry in source.iterdir():
+        _move(entry, target / entry.name)
 
 
 def remove(path: Path) -> None:
@@ -111,7 +127,7 @@ def _make_removable(path: Path) -> None:
                     os.chmod(below, 0o700)
 
 
-def _copy_tree(path: str, target: Path, max_bytes: int) -> None:
+def _copy_tree(path: str, target: Path, max_bytes: int, max_files: int) -> None:
     waiting, count = [(path, target)], 0
     while waiting:
         folder, into = waiting.pop()
@@ -119,8 +135,8 @@ def _copy_tree(path: str, target: Path, max_bytes: int) -> None:
         with os.scandir(folder) as entries:
             for entry in entries:
                 count += 1
-                if count > MAX_ENTRIES:
-                    raise ValueError(f"{path} has more than {MAX_ENTRIES} entries")
+                if count > max_files:
+                    raise TooLarge(f"{path} has more than {max_files} files and directories")
                 if entry.is_dir(follow_symlinks=False):
                     waiting.append((entry.path, into / entry.name))
                 elif entry.is_file(follow_symlinks=False):
@@ -128,7 +144,7 @@ def _copy_tree(path: str, target: Path, max_bytes: int) -> None:
 
 
 def _copy_file(path: str, target: Path, max_bytes: int) -> int:
-    """Copies at most `max_bytes`, and returns how many; ValueError where there are more."""
+    """Copies at most `max_bytes`, and returns how many; TooLarge where there are more."""
     copied = 0
     with _open_regular(path, os.O_NOFOLLOW) as file:
         mode = stat.S_IMODE(os.fstat(file).st_mode) & 0o777
@@ -136,7 +152,7 @@ def _copy_file(path: str, target: Path, max_bytes: int) -> int:
             while chunk := os.read(file, min(_CHUNK, max_bytes - copied + 1)):
                 copied += len(chunk)
                 if copied > max_bytes:
-                    raise ValueError(f"{path} is larger than the bytes left for this copy ({max_bytes})")
+                    raise TooLarge(f"{path} is larger than the bytes left for this copy ({max_bytes})")
                 out.write(chunk)
             os.fchmod(out.fileno(), mode | 0o600)
     return copied

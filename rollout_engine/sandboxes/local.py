@@ -27,7 +27,16 @@ from typing import TypeAlias, TypeVar
 from rollout_engine.disk import ELSEWHERE, full, is_full, on_disk
 from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes import files
-from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, SNAPSHOT, JobStatus, Recipe, SandboxSpec
+from rollout_engine.sandboxes.base import (
+    EVERYTHING,
+    MAX_FILES,
+    MAX_READ_BYTES,
+    SNAPSHOT,
+    JobStatus,
+    Listener,
+    Recipe,
+    SandboxSpec,
+)
 from rollout_engine.sandboxes.locallayer import Layer
 from rollout_engine.sandboxes.paired_stream import PairedStream, open_stream
 from rollout_engine.sandboxes.preparing import Together, carry_out, recipe_name
@@ -243,9 +252,11 @@ class LocalSandbox:
         with on_disk(self._work, ELSEWHERE):
             await self._in_thread(partial(files.copy_in, source, self._host_path(path)))
 
-    async def download(self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES) -> None:
+    async def download(
+        self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES, max_files: int = MAX_FILES
+    ) -> None:
         with on_disk(target.parent, ELSEWHERE):
-            await self._in_thread(partial(files.copy_out, self._host_path(path), target, max_bytes))
+            await self._in_thread(partial(files.copy_out, self._host_path(path), target, max_bytes, max_files))
 
     async def start(
         self,
@@ -319,10 +330,11 @@ class LocalSandbox:
             await program.end()
             await self._in_thread(partial(kill_marked, f"{MARK}={self._mark}", program.pid))
 
-    async def listen(self, port: int = 0) -> socket.socket:
+    async def listen(self, port: int = 0) -> Listener:
         """On the host's own 127.0.0.1: this backend has no other, so ask for a free port."""
         self._alive()
-        return socket.create_server(("127.0.0.1", port), backlog=128)
+        sock = socket.create_server(("127.0.0.1", port), backlog=128)
+        return Listener(sock, int(sock.getsockname()[1]))
 
     async def close(self) -> None:
         if self._closing is None:

@@ -8,6 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollout_engine.errors import TooLarge
 from rollout_engine.sandboxes import files
 
 
@@ -19,7 +20,7 @@ class Layer:
     paths: tuple[str, ...]
 
     def take_from(self, work: Path, max_bytes: int) -> None:
-        """Raises ValueError above `max_bytes`; what was copied by then is removed."""
+        """Raises TooLarge above `max_bytes`; what was copied by then is removed."""
         try:
             for path in self.paths:
                 if os.path.lexists(work / path):
@@ -50,7 +51,7 @@ def _copy(source: Path, target: Path, max_bytes: int | None) -> int:
         if stat.S_ISREG(os.lstat(source).st_mode):
             copied += os.lstat(source).st_size
             if max_bytes is not None and copied > max_bytes:
-                raise ValueError(f"the export is larger than {max_bytes} bytes")
+                raise TooLarge(f"the export is larger than {max_bytes} bytes")
             shutil.copy2(source, target, follow_symlinks=False)
         return target
 

@@ -6,6 +6,7 @@ One test: .venv/bin/pytest tests/cli/test_doctor.py -k keys
 from __future__ import annotations
 
 import os
+import platform
 import resource
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from rollout_engine.commands import checks
 from rollout_engine.commands.checks import Finding
+from rollout_engine.sandboxes.docker.hijack import Address
 from tests.cli.inside import Inside
 
 SECRET = "sk-this-is-the-secret"
@@ -82,6 +84,18 @@ def test_a_ray_address_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_docker_that_is_not_there_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     assert levels(checks.docker()) == {"docker": "warn"}
+
+
+def test_it_says_by_which_way_containers_reach_their_proxy(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(tmp_path / "s"))
+        daemon.listen()
+        here = checks._docker_listener(Address(str(tmp_path / "s")), {"Architecture": platform.machine()})
+    assert here.level == "ok"
+    assert ("setns" if os.geteuid() == 0 else "a mounted socket and a forwarder") in here.found
+    far = checks._docker_listener(Address(host="h", port=2375), {"Architecture": platform.machine()})
+    assert (far.level, "another machine" in far.found) == ("warn", True)
+    assert "namespace" in far.fix
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import socket
 from pathlib import Path
 
 import pytest
@@ -31,10 +32,10 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 async def test_the_host_answers_on_a_listener_of_the_sandbox(sandbox: Sandbox) -> None:
     listener = await sandbox.listen()
-    server = await asyncio.start_server(_answer, sock=listener)
-    async with server:
-        port = str(listener.getsockname()[1])
-        done = await sandbox.exec(["python3", "-c", CLIENT, port], timeout_s=30)
+    start = asyncio.start_unix_server if listener.sock.family == socket.AF_UNIX else asyncio.start_server
+    async with await start(_answer, sock=listener.sock):
+        done = await sandbox.exec(["python3", "-c", CLIENT, str(listener.port)], timeout_s=30)
+    await listener.close()
     assert done.stdout == b"hello, 42", done
 
 
@@ -43,14 +44,14 @@ async def test_two_sandboxes_listen_at_one_port(provider: SandboxProvider, sandb
     other = await provider.open(SandboxSpec())
     first = await sandbox.listen()
     try:
-        port = first.getsockname()[1]
         if backend.isolated:
-            (await other.listen(port)).close()
+            await (await other.listen(first.port)).close()
         with pytest.raises(OSError, match=r"in use") as taken:
-            await sandbox.listen(port)
+            await sandbox.listen(first.port)
         assert taken.value.errno == errno.EADDRINUSE
     finally:
-        first.close()
+        await first.close()
+        await first.close()
         await other.close()
 
 

@@ -12,15 +12,13 @@ from rollout_engine.agents.cli.program import PROMPT_FILE, Launch
 from rollout_engine.errors import AgentError, ExecTimeout, RolloutEngineError
 from rollout_engine.proxy.rollout_session import RolloutSession
 from rollout_engine.sandboxes.base import JobStatus, Sandbox
+from rollout_engine.sandboxes.polling import MIN_PAUSE_S, Patience, pause_s
 from rollout_engine.types import StopReason
 
 SETTINGS_S = 60.0
 """Writing the prompt and the settings."""
 STOP_S = 5.0
 """How long is waited for the last output of a program whose rollout is being cancelled."""
-MIN_PAUSE_S, MAX_PAUSE_S, PAUSE_SHARE = 0.01, 0.5, 0.05
-"""Between two looks at a program: a share of the time that it has run."""
-
 _HOME = 'umask 077; h="${TMPDIR:-/tmp}/rollout-agent"; mkdir -p "$h" && cat > "$h/$0" && printf %s "$h"'
 _FILE = 'umask 077; mkdir -p "$(dirname "$0")" && cat > "$0"'
 _START = 'exec "$@" < "$0"'
@@ -89,10 +87,10 @@ class Job:
 
     async def watch(self, session: RolloutSession, limits: Limits) -> Ended:
         """Waits until it ends or must be ended; then it is. Raises SandboxError."""
-        loop = asyncio.get_running_loop()
+        loop, patience = asyncio.get_running_loop(), Patience()
         limit_at: float | None = None
         while True:
-            self.status = await self._sandbox.poll(self._name)
+            self.status = await patience.ask(lambda: self._sandbox.poll(self._name)) or self.status
             if self.status.exit_code is not None:
                 self.exit_code = self.status.exit_code
                 return "exit"
@@ -103,8 +101,7 @@ class Job:
             if ended is not None:
                 await self.end()
                 return ended
-            pause = min(max(self.seconds * PAUSE_SHARE, MIN_PAUSE_S), MAX_PAUSE_S)
-            await asyncio.sleep(max(min(pause, limits.ends_at - now), MIN_PAUSE_S))
+            await asyncio.sleep(max(min(pause_s(self.seconds), limits.ends_at - now), MIN_PAUSE_S))
 
     def _must_end(self, session: RolloutSession, limits: Limits, now: float, limit_at: float | None) -> Ended | None:
         if session.failure is not None:

@@ -8,9 +8,10 @@ import errno
 import socket
 from collections.abc import AsyncIterator
 
+from rollout_engine.errors import SandboxError
 from rollout_engine.proxy.door import Door
 from rollout_engine.proxy.rollout_session import RolloutSession
-from rollout_engine.sandboxes.base import Sandbox
+from rollout_engine.sandboxes.base import Listener, Sandbox
 
 SHUTDOWN_S = 1.0
 """Connections that are still open at the end have this long."""
@@ -22,22 +23,26 @@ async def proxied(session: RolloutSession, sandbox: Sandbox, port: int, token: s
     loop = asyncio.get_running_loop()
     door = Door(session, token)
     factory = door.server()
-    listener = await _listener(sandbox, port)
-    try:
-        server = await loop.create_server(factory, sock=listener)
-    except BaseException:
-        listener.close()
-        raise
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/r/{token}"
-    finally:
-        door.close()
-        session.end("the rollout has ended")
-        server.close()
-        await factory.shutdown(SHUTDOWN_S)
+    async with contextlib.AsyncExitStack() as ending:
+        listener = await _listener(sandbox, port)
+        ending.push_async_callback(_leave, listener)
+        make = loop.create_unix_server if listener.sock.family == socket.AF_UNIX else loop.create_server
+        server = await make(factory, sock=listener.sock)
+        try:
+            yield f"http://127.0.0.1:{listener.port}/r/{token}"
+        finally:
+            door.close()
+            session.end("the rollout has ended")
+            server.close()
+            await factory.shutdown(SHUTDOWN_S)
 
 
-async def _listener(sandbox: Sandbox, port: int) -> socket.socket:
+async def _leave(listener: Listener) -> None:
+    with contextlib.suppress(SandboxError):  # a sandbox that has ended has taken its part with it
+        await listener.close()
+
+
+async def _listener(sandbox: Sandbox, port: int) -> Listener:
     """At the port that is documented, or a free one where a sandbox shares its network and the port is taken."""
     try:
         return await sandbox.listen(port)

@@ -16,12 +16,13 @@ from typing import IO, Any, cast
 from docker import APIClient
 from docker.errors import APIError
 
+from rollout_engine.errors import TooLarge
 from rollout_engine.sandboxes.base import EVERYTHING, SNAPSHOT, SandboxSpec
-from rollout_engine.sandboxes.docker import files, supply
+from rollout_engine.sandboxes.docker import files, mounted, supply
 from rollout_engine.sandboxes.docker.body import SCRATCH
 
 _MOUNTED = ("/etc/resolv.conf", "/etc/hosts", "/etc/hostname", "/.dockerenv")
-_MOUNTS = ("/dev", "/proc", "/sys", supply.FOLDER)
+_MOUNTS = ("/dev", "/proc", "/sys", supply.FOLDER, mounted.FOLDER)
 _PROGRAMS = ("/bin", "/sbin", "/usr", "/lib", "/lib32", "/lib64", "/libx32")
 _START = ("/etc/ld", "/etc/alternatives", "/etc/profile", "/etc/python", "/etc/environment", "/etc/bash")
 """What the loader, shells and Python read at their start, by its beginning."""
@@ -46,7 +47,7 @@ class Layer:
 
 
 def take(api: APIClient, container: str, paths: Sequence[str], spec: SandboxSpec, root: str = "/") -> Layer:
-    """`paths` are absolute, or EVERYTHING, or SNAPSHOT. Raises ValueError above the limits of the spec's disk.
+    """`paths` are absolute, or EVERYTHING, or SNAPSHOT. Raises TooLarge above the limits of the spec's disk.
 
     The tar's names are relative to `root`, which is no entry itself.
     """
@@ -151,9 +152,9 @@ class _Taking:
         self._room -= entry.size
         self._entries -= 1
         if self._room < 0:
-            raise ValueError(f"the export is larger than {self._spec.disk_bytes} bytes")
+            raise TooLarge(f"the export is larger than {self._spec.disk_bytes} bytes")
         if self._entries < 0:
-            raise ValueError(f"the export has more than {self._spec.inodes} files")
+            raise TooLarge(f"the export has more than {self._spec.inodes} files")
         entry.pax_headers = {key: value for key, value in entry.pax_headers.items() if key.startswith(_XATTR)}
         entry.name, entry.uname, entry.gname = posixpath.relpath(name, self._root), "", ""
         if entry.isreg():

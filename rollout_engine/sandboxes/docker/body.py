@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from docker import APIClient
 from docker.types import HostConfig, LogConfig, Mount
 
 from rollout_engine.sandboxes.base import SandboxSpec
-from rollout_engine.sandboxes.docker import supply
+from rollout_engine.sandboxes.docker import mounted, supply
 from rollout_engine.sandboxes.docker.images import Image
 
 DROPPED_CAPABILITIES = ["AUDIT_WRITE", "MKNOD", "NET_RAW"]
@@ -36,6 +37,8 @@ class Body:
     runtime: str | None
     supervisor: str | None
     """The volume that holds it; None: commands run by the Engine's exec."""
+    sockets: Path | None = None
+    """The folder of this host in which the container finds Unix sockets."""
 
     def config(self, api: APIClient) -> dict[str, Any]:
         made: dict[str, Any] = api.create_container_config(
@@ -83,6 +86,8 @@ class Body:
         mounts += [Mount(at, path, type="bind", read_only=True) for path, at in self.spec.mounts]
         if self.supervisor is not None:
             mounts.append(Mount(supply.FOLDER, self.supervisor, read_only=True))
+        if self.sockets is not None:
+            mounts.append(Mount(mounted.FOLDER, str(self.sockets), type="bind", read_only=True))
         return mounts
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +10,9 @@ from typing import Any
 from rollout_engine.errors import RolloutEngineError
 from rollout_engine.sandboxes.docker.body import unenforceable
 from rollout_engine.sandboxes.docker.engine import Engine
-from rollout_engine.sandboxes.docker.supply import compiled
+from rollout_engine.sandboxes.docker.hijack import Address
+from rollout_engine.sandboxes.docker.reach import NO_DAEMON, Reach, facts_of, reach
+from rollout_engine.sandboxes.docker.supply import can_supply
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class DockerCapabilities:
     supervisor: bool = False
     """Commands run by a supervisor in the container, not by the Engine's slower and less exact exec."""
     images: int = 0
+    reach: Reach = field(default=NO_DAEMON)
     advice: tuple[str, ...] = field(default=())
 
 
@@ -44,11 +46,16 @@ async def capabilities(engine_host: str | None = None) -> DockerCapabilities:
         return DockerCapabilities(False, engine.host, advice=(str(error),))
     finally:
         engine.close()
-    supervisor = info.get("Architecture") == platform.machine() and await asyncio.to_thread(compiled) is not None
-    return _found(engine, info, supervisor)
+    supervisor = await can_supply(info)
+    return _found(engine, info, supervisor, await reach_of(engine.address, info))
 
 
-def _found(engine: Engine, info: Mapping[str, Any], supervisor: bool) -> DockerCapabilities:
+async def reach_of(address: Address, info: Mapping[str, Any]) -> Reach:
+    """How agent programs in its containers reach their proxy."""
+    return reach(await asyncio.to_thread(facts_of, address, await can_supply(info)))
+
+
+def _found(engine: Engine, info: Mapping[str, Any], supervisor: bool, way: Reach) -> DockerCapabilities:
     lacking = unenforceable(info)
     return DockerCapabilities(
         reachable=True,
@@ -61,6 +68,7 @@ def _found(engine: Engine, info: Mapping[str, Any], supervisor: bool) -> DockerC
         limits=tuple(limit for limit in ("memory", "processes", "cpus") if limit not in lacking),
         supervisor=supervisor,
         images=int(info.get("Images", 0)),
+        reach=way,
         advice=tuple(_advice(engine, info, lacking, supervisor)),
     )
 

@@ -31,7 +31,7 @@ class Engine:
 
     def __init__(self, host: str | None = None, threads: int = 32) -> None:
         self.host: str = host or kwargs_from_env().get("base_url") or DEFAULT_HOST
-        self.address = _address(self.host)
+        self.address = address_of(self.host)
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="docker-api")
         self._client: APIClient | None = None
@@ -107,7 +107,8 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _address(host: str) -> Address:
+def address_of(host: str) -> Address:
+    """Raises InputError for a scheme that is not served."""
     scheme, _, rest = str(parse_host(host)).partition("://")
     if scheme == "http+unix":
         return Address(path="/" + rest.lstrip("/"))

@@ -23,7 +23,8 @@ from docker import APIClient
 from docker.errors import APIError, NotFound, create_api_error_from_http_exception
 from requests.exceptions import HTTPError
 
-from rollout_engine.sandboxes.files import MAX_ENTRIES, remove
+from rollout_engine.errors import TooLarge
+from rollout_engine.sandboxes.files import arriving
 
 _HEADER_BYTES = 64 * 2**20
 _CHUNK_BYTES = 256 * 1024
@@ -58,7 +59,7 @@ def read(api: APIClient, container: str, path: str, max_bytes: int) -> bytes:
     if found.mode & _GO_SPECIAL:
         raise PermissionError(f"{path} is no regular file")
     if found.size > max_bytes:
-        raise ValueError(f"{path} has {found.size} bytes, more than the {max_bytes} allowed")
+        raise TooLarge(f"{path} has {found.size} bytes, more than the {max_bytes} allowed")
     with archive(api, container, found.path, max_bytes) as tar:
         member = tar.next()
         content = tar.extractfile(member) if member is not None and member.isreg() else None
@@ -106,32 +107,29 @@ def upload(api: APIClient, container: str, source: Path, path: str, ids: Ids) ->
     _put(api, container, path, fill, ids)
 
 
-def download(api: APIClient, container: str, path: str, target: Path, max_bytes: int) -> None:
+def download(api: APIClient, container: str, path: str, target: Path, max_bytes: int, max_files: int) -> None:
     """Copies a file or folder out; links and special files are left behind, a link at `path` itself is refused."""
-    made = not target.exists()
-    try:
-        _download(api, container, path, target, max_bytes)
-    except BaseException:
-        if made:
-            remove(target)
-        raise
-
-
-def _download(api: APIClient, container: str, path: str, target: Path, max_bytes: int) -> None:
-    with archive(api, container, path, max_bytes) as tar:
+    with archive(api, container, path, max_bytes) as tar, arriving(target) as place:
         room = max_bytes
         for count, entry in enumerate(tar):
-            if count >= MAX_ENTRIES:
-                raise ValueError(f"{path} holds more than {MAX_ENTRIES} files")
+            if count > max_files:
+                raise TooLarge(f"{path} holds more than {max_files} files and folders")
             if count == 0 and not (entry.isreg() or entry.isdir()):
                 raise PermissionError(f"{path} is neither a regular file nor a directory")
-            room -= entry.size
+            earlier = _earlier(entry, place)
+            room -= entry.size if earlier is None else earlier.stat().st_size
             if room < 0:
-                raise ValueError(f"{path} is larger than the {max_bytes} bytes allowed")
-            _unpack(tar, entry, target)
+                raise TooLarge(f"{path} is larger than the {max_bytes} bytes allowed")
+            _unpack(tar, entry, place, earlier)
 
 
-def _unpack(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path) -> None:
+def _earlier(entry: tarfile.TarInfo, target: Path) -> Path | None:
+    """The file that came already and that a hard link is another name of."""
+    found = _within(target, entry.linkname) if entry.islnk() else None
+    return found if found is not None and found.is_file() and not found.is_symlink() else None
+
+
+def _unpack(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path, earlier: Path | None) -> None:
     place = _within(target, entry.name)
     if entry.isdir():
         place.mkdir(parents=True, exist_ok=True)
@@ -142,10 +140,8 @@ def _unpack(tar: tarfile.TarFile, entry: tarfile.TarInfo, target: Path) -> None:
             with place.open("wb") as file:
                 shutil.copyfileobj(content, file, _CHUNK_BYTES)
             place.chmod(0o600 | entry.mode & 0o755)
-    elif entry.islnk():
-        earlier = _within(target, entry.linkname)
-        if earlier.is_file() and not earlier.is_symlink():
-            shutil.copy(earlier, place)
+    elif earlier is not None:
+        shutil.copy(earlier, place)
 
 
 def _within(target: Path, name: str) -> Path:
@@ -211,7 +207,7 @@ class _Chunks(io.RawIOBase):
             self._rest = memoryview(next(self._chunks, b""))
             self._room -= len(self._rest)
             if self._room < 0:
-                raise ValueError(f"{self._path} has more bytes than allowed")
+                raise TooLarge(f"{self._path} has more bytes than allowed")
         count = min(len(buffer), len(self._rest))
         buffer[:count] = self._rest[:count]
         self._rest = self._rest[count:]

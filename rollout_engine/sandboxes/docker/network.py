@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 from rollout_engine.errors import SandboxDied, SandboxError, SandboxUnavailable
+from rollout_engine.sandboxes.base import Listener
 from rollout_engine.sandboxes.docker.engine import Engine
 
 LISTEN_S = 30.0
@@ -30,21 +33,21 @@ socket.send_fds(channel, [b"."], [server.fileno()])
 """A process of its own: a namespace is entered by a thread, and no thread of the host's may be left in another one."""
 
 
-async def listen(engine: Engine, container: str, port: int) -> socket.socket:
-    """A listening socket of the container's. Needs root and a daemon on this machine.
+async def listen(engine: Engine, container: str, port: int) -> Listener:
+    """A listening socket of the container's. Needs root and a daemon of this machine.
 
     Raises SandboxUnavailable where that is not so, SandboxDied, and OSError where the port is taken.
     """
-    if not engine.is_local:
-        raise SandboxUnavailable("docker: the network of a container on another machine cannot be entered")
     found = await engine.ask("inspect", lambda api: api.inspect_container(container))
     pid = int(found["State"].get("Pid") or 0)
     if not pid:
         raise SandboxDied(f"docker: the container {container[:12]} does not run")
-    return await asyncio.to_thread(_listen, pid, port)
+    sock = await asyncio.to_thread(_listen, str(found["Id"]), pid, port)
+    return Listener(sock, int(sock.getsockname()[1]))
 
 
-def _listen(pid: int, port: int) -> socket.socket:
+def _listen(container: str, pid: int, port: int) -> socket.socket:
+    _check_whose(container, pid)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         argv = [sys.executable, "-I", "-S", "-c", _HELPER, str(pid), str(port), str(theirs.fileno())]
@@ -56,6 +59,18 @@ def _listen(pid: int, port: int) -> socket.socket:
             raise _failure(done.stderr.decode(errors="replace").strip())
         fds = socket.recv_fds(ours, 1, 1)[1]
     return socket.socket(fileno=fds[0])
+
+
+def _check_whose(container: str, pid: int) -> None:
+    """A daemon whose socket was led here from another machine names processes that are others, or nobody's, here."""
+    for told in ("cgroup", "mountinfo"):  # the files that Docker mounts into a container lie in a folder of its name
+        with contextlib.suppress(OSError):
+            if container in Path(f"/proc/{pid}/{told}").read_text(errors="replace"):
+                return
+    raise SandboxUnavailable(
+        f"docker: process {pid} is not the container's: the daemon counts processes that are not this machine's; "
+        "run beside the daemon, or use the namespace sandbox"
+    )
 
 
 def _failure(said: str) -> Exception:

@@ -11,6 +11,7 @@ from rollout_engine.sandboxes.docker.capture import Outlet, Tail
 from rollout_engine.sandboxes.docker.failures import died
 from rollout_engine.sandboxes.docker.hijack import STDERR, Hijacked
 from rollout_engine.sandboxes.docker.running import Ending, exit_code
+from rollout_engine.sandboxes.polling import Patience
 
 _INSPECT_PAUSES_S = (0.005, 0.02, 0.05, 0.1, 0.2)
 _KILL_S = 10.0
@@ -117,14 +118,18 @@ class PlainRunning:
                 self._pid.set_result(int(line))
                 self.stderr.append(rest)
 
-    async def _ending(self) -> Ending:
+    async def _exit_status(self) -> int:
         """The stream may end before the command does: it closed its output, or the daemon is a moment late."""
+        patience = Patience()
         for attempt in itertools.count():
-            found = await self._executor.inspect(self._exec_id)
-            if not found["Running"] and found["ExitCode"] is not None:
-                break
+            found = await patience.ask(lambda: self._executor.inspect(self._exec_id))
+            if found is not None and not found["Running"] and found["ExitCode"] is not None:
+                return int(found["ExitCode"])
             await asyncio.sleep(_INSPECT_PAUSES_S[min(attempt, len(_INSPECT_PAUSES_S) - 1)])
-        code = exit_code(int(found["ExitCode"]))
+        raise AssertionError("unreachable: it counts for ever")
+
+    async def _ending(self) -> Ending:
+        code = exit_code(await self._exit_status())
         if code >= 0 and self._pid.done():
             return Ending(code)
         state = await self._executor.state()

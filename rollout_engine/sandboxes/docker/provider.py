@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from dataclasses import replace
 from typing import IO, Any, TypeAlias, cast
 
 from docker import APIClient
@@ -16,12 +17,14 @@ from rollout_engine.sandboxes.base import Recipe, SandboxSpec, check_mounts
 from rollout_engine.sandboxes.docker import archive, owner, supply
 from rollout_engine.sandboxes.docker.archive import Layer
 from rollout_engine.sandboxes.docker.body import Body, limits_enforced, unenforceable
+from rollout_engine.sandboxes.docker.doors import Doors
 from rollout_engine.sandboxes.docker.engine import Engine
 from rollout_engine.sandboxes.docker.failures import NO_SUBNET_STATUSES, image_missing, networks_exhausted, translate
 from rollout_engine.sandboxes.docker.files import Ids, make_folder
 from rollout_engine.sandboxes.docker.images import Image, Images
 from rollout_engine.sandboxes.docker.layers import Layers
 from rollout_engine.sandboxes.docker.plain import PlainExecutor
+from rollout_engine.sandboxes.docker.reach import Way
 from rollout_engine.sandboxes.docker.reaper import Reaped, reap, remove
 from rollout_engine.sandboxes.docker.running import Executor
 from rollout_engine.sandboxes.docker.sandbox import DockerSandbox
@@ -40,6 +43,7 @@ class DockerProvider:
     `run`, `host` and `epoch` go into the labels; `image` is for specs that name none; `runtime` is one that the
     daemon knows (gVisor's `runsc`, Kata); `prepared_limit` bounds the images of prepared tasks on this node.
     `supervise` False runs commands by the Engine's exec, as is done anyway where the supervisor cannot be compiled.
+    `reach` is the way in which containers get listeners (None: the best there is).
     """
 
     name = "docker"
@@ -56,6 +60,7 @@ class DockerProvider:
         threads: int = 32,
         prepared_limit: int = 32,
         supervise: bool = True,
+        reach: Way | None = None,
     ) -> None:
         self._engine = Engine(engine_host, threads)
         self._owner = owner.Owner.me()
@@ -65,6 +70,7 @@ class DockerProvider:
         self._layers = Layers(self._images, self.open, prepared_limit)
         self._supervise, self._supplied, self._supplying = supervise, False, asyncio.Lock()
         self._volume: str | None = None
+        self._doors = Doors(self._engine, reach)
         self._info: dict[str, Any] | None = None
         self._readying = asyncio.Lock()
         self._behind: set[asyncio.Task[None]] = set()
@@ -129,13 +135,16 @@ class DockerProvider:
             log.warning("docker: nothing could be removed at the end: %s", error)
         finally:
             self._layers.close()
+            self._doors.close()
             self._engine.close()
 
     async def _ready(self) -> dict[str, Any]:
         async with self._readying:
             if self._info is None:
                 await self.reap()
-                self._info = await self._engine.ask("info", lambda api: api.info())
+                info: dict[str, Any] = await self._engine.ask("info", lambda api: api.info())
+                await self._doors.decide(info, self._supervise)
+                self._info = info
             return self._info
 
     async def _open(self, spec: SandboxSpec, image: Image, over: list[Layer], name: str) -> DockerSandbox:
@@ -155,7 +164,8 @@ class DockerProvider:
     ) -> DockerSandbox:
         supervisor = await self._supervisor(image)
         network = await self._network(spec, name, labels) or spec.network
-        body = Body(spec, image, name, labels, network, self._runtime, supervisor)
+        sockets = self._doors.folder(name)
+        body = Body(spec, image, name, labels, network, self._runtime, supervisor, sockets)
         container = await self._create(body)
         user = spec.user or image.user or "0"
         ids = await ids_of(self._engine, container, user)
@@ -179,6 +189,7 @@ class DockerProvider:
             spec=spec,
             ids=ids,
             limits_enforced=limits_enforced(self._info or {}, spec),
+            listen=lambda port: self._doors.listen(executor, container, sockets, port),
             keep=self._layers.keep,
             remove=lambda: self._remove(name),
             closed=self._open_ones.discard,
@@ -213,7 +224,11 @@ class DockerProvider:
             self._images.forget(body.image)
             raise image_missing(body.spec.image or body.image.id) from error
         except APIError as error:
-            raise SandboxStartError(str(translate(error, "create"))) from error
+            if body.sockets is None:
+                raise SandboxStartError(str(translate(error, "create"))) from error
+            made = await self._create(replace(body, sockets=None))
+            self._doors.unseen(body.sockets)
+            return made
 
     async def _executor(self, body: Body, container: str, user: str) -> Executor:
         if body.supervisor is None:
@@ -246,6 +261,7 @@ class DockerProvider:
 
     async def _remove(self, name: str) -> None:
         """Bounded by the calls' own limits; what is left where the daemon fails is the reaper's."""
+        self._doors.remove(name)
         try:
             await self._engine.ask("remove", lambda api: remove(api, name))
         except SandboxError as error:

@@ -78,7 +78,7 @@ class Executor(Protocol):
         ...
 
     async def read(self, path: str, max_bytes: int) -> bytes:
-        """A regular file's bytes. Raises OSError of the kind that `open` would raise, ValueError above `max_bytes`."""
+        """A regular file's bytes. Raises OSError of the kind that `open` would raise, TooLarge above `max_bytes`."""
         ...
 
     async def write(self, path: str, data: bytes, mode: int) -> bool:

@@ -6,7 +6,6 @@ import asyncio
 import errno
 import itertools
 import posixpath
-import socket
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,13 +16,12 @@ from docker.errors import APIError, NotFound
 
 from rollout_engine.disk import full, is_full
 from rollout_engine.errors import ExecTimeout, SandboxFull
-from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, SandboxSpec
+from rollout_engine.sandboxes.base import EVERYTHING, MAX_FILES, MAX_READ_BYTES, JobStatus, Listener, SandboxSpec
 from rollout_engine.sandboxes.docker import archive, files
 from rollout_engine.sandboxes.docker.archive import Layer
 from rollout_engine.sandboxes.docker.engine import Engine
 from rollout_engine.sandboxes.docker.failures import died, translate
 from rollout_engine.sandboxes.docker.files import Ids
-from rollout_engine.sandboxes.docker.network import listen
 from rollout_engine.sandboxes.docker.running import Command, Ending, Executor, Running, Talk
 from rollout_engine.sandboxes.docker.stream import DockerStream
 from rollout_engine.types import ExecResult
@@ -32,8 +30,8 @@ T = TypeVar("T")
 
 
 class DockerSandbox:
-    """A live container. `keep`, `remove` and `closed` are the provider's: they take a layer, and the container, and it
-    out of the books."""
+    """A live container. `listen`, `keep`, `remove` and `closed` are the provider's: they open a listener, take a layer,
+    and the container, and it out of the books."""
 
     def __init__(
         self,
@@ -45,6 +43,7 @@ class DockerSandbox:
         spec: SandboxSpec,
         ids: Ids,
         limits_enforced: str,
+        listen: Callable[[int], Awaitable[Listener]],
         keep: Callable[[Layer], str],
         remove: Callable[[], Awaitable[None]],
         closed: Callable[[DockerSandbox], None],
@@ -52,7 +51,7 @@ class DockerSandbox:
         self.container, self.name = container, name
         self._engine, self._executor = engine, executor
         self._spec, self._workdir, self._ids, self._limits = spec, spec.workdir, ids, limits_enforced
-        self._keep, self._remove, self._closed = keep, remove, closed
+        self._listen, self._keep, self._remove, self._closed = listen, keep, remove, closed
         self._jobs: dict[str, Running] = {}
         self._numbers = itertools.count(1)
         self._removing: asyncio.Future[None] | None = None
@@ -87,7 +86,8 @@ class DockerSandbox:
                 ending = await running.wait()
         except TimeoutError:
             await running.kill()
-            partial = _result(running, Ending(-9), started)
+            ended = running.ending()
+            partial = _result(running, Ending(-9, ended is not None and ended.oom), started)
             raise ExecTimeout(f"{argv[0]} did not end within {timeout_s:g} s", partial) from None
         except asyncio.CancelledError:
             self._kill_behind(running)
@@ -116,9 +116,13 @@ class DockerSandbox:
         where = self._file(path)
         await self._files("upload", lambda api: files.upload(api, self.container, source, where, self._ids))
 
-    async def download(self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES) -> None:
+    async def download(
+        self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES, max_files: int = MAX_FILES
+    ) -> None:
         where = self._file(path)
-        await self._files("download", lambda api: files.download(api, self.container, where, target, max_bytes))
+        await self._files(
+            "download", lambda api: files.download(api, self.container, where, target, max_bytes, max_files)
+        )
 
     async def start(
         self,
@@ -144,9 +148,9 @@ class DockerSandbox:
         self._check_open()
         await self._jobs[job].kill()
 
-    async def listen(self, port: int = 0) -> socket.socket:
+    async def listen(self, port: int = 0) -> Listener:
         self._check_open()
-        return await listen(self._engine, self.container, port)
+        return await self._listen(port)
 
     async def quiesce(self, keep: Sequence[str] = ()) -> None:
         self._check_open()

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from docker import APIClient
 from docker.errors import APIError, NotFound
 
-from rollout_engine.errors import SandboxError, SandboxStartError
+from rollout_engine.errors import SandboxError, SandboxStartError, TooLarge
 from rollout_engine.sandboxes.docker import files
 from rollout_engine.sandboxes.docker.capture import Tail
 from rollout_engine.sandboxes.docker.endings import why_ended
@@ -199,7 +199,7 @@ class SupervisedExecutor:
         if running.refused:
             return False
         if code == errno.EFBIG and max_bytes:
-            raise ValueError(f"{path} has more than the {max_bytes} bytes allowed")
+            raise TooLarge(f"{path} has more than the {max_bytes} bytes allowed")
         with plain_errors(path):
             if code:
                 raise OSError(code, os.strerror(code) if code > 0 else "killed while it was read or written", path)

@@ -47,14 +47,21 @@ async def supply(engine: Engine, info: Mapping[str, Any], image: str, owner: Own
 
     One serves all providers of this process; it goes at the process's end, or, should that be sudden, to the reaper.
     """
-    if info.get("Architecture") != platform.machine():
-        return None
-    program = await asyncio.to_thread(compiled)
+    program = await asyncio.to_thread(compiled) if _fits(info) else None
     if program is None:
         return None
     return await engine.ask(
         "supply", lambda api: _shared(api, engine.host, str(info.get("ID")), program, image, {OWNER: str(owner)})
     )
+
+
+async def can_supply(info: Mapping[str, Any]) -> bool:
+    """Whether `supply` has a program for this daemon's machine."""
+    return _fits(info) and await asyncio.to_thread(compiled) is not None
+
+
+def _fits(info: Mapping[str, Any]) -> bool:
+    return info.get("Architecture") == platform.machine()
 
 
 def _shared(api: APIClient, host: str, daemon: str, program: bytes, image: str, labels: Mapping[str, str]) -> str:

@@ -138,8 +138,10 @@ class Command:
         fields: dict[str, Any] = {"stdout": self.stdout.tail.bytes(), "stderr": self.stderr.tail.bytes()}
         return {**fields, "truncated": self.stdout.tail.truncated or self.stderr.tail.truncated}
 
-    def partial(self, code: int = -9) -> ExecResult:
-        return ExecResult(code, **self.output(), duration_s=asyncio.get_running_loop().time() - self._started)
+    def partial(self) -> ExecResult:
+        """What there is of a command that was killed, or is still running."""
+        oom = self.ended.done() and self.ended.exception() is None and self.ended.result().oom
+        return ExecResult(-9, **self.output(), oom=oom, duration_s=asyncio.get_running_loop().time() - self._started)
 
     def _on_reply(self, reply: asyncio.Future[Message]) -> None:
         self._finish_output()

@@ -6,7 +6,7 @@ import errno
 import os
 from typing import Any
 
-from rollout_engine.errors import SandboxDied, SandboxFull, SandboxOutOfMemory, SandboxUnavailable
+from rollout_engine.errors import SandboxDied, SandboxFull, SandboxOutOfMemory, SandboxUnavailable, TooLarge
 
 _NO_SUCH_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
 _NO_FILE = (errno.ENXIO, errno.EPERM, errno.EACCES)
@@ -49,7 +49,9 @@ def raise_error(header: dict[str, Any], path: str) -> None:
         raise PermissionError(errno.EACCES, text, path)
     if header.get("error") == "user":
         raise SandboxUnavailable(text)
-    if number == errno.EFBIG or "error" in header:
+    if number == errno.EFBIG:
+        raise TooLarge(text)
+    if "error" in header:
         raise ValueError(text)
     if number in _FULL:
         raise SandboxFull(number, text, path)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError
-from rollout_engine.sandboxes.base import EVERYTHING, MAX_READ_BYTES, JobStatus, SandboxSpec
+from rollout_engine.sandboxes.base import EVERYTHING, MAX_FILES, MAX_READ_BYTES, JobStatus, Listener, SandboxSpec
 from rollout_engine.sandboxes.namespace import transfer
 from rollout_engine.sandboxes.namespace.channel import Channel
 from rollout_engine.sandboxes.namespace.command import Command
@@ -161,12 +161,16 @@ class NamespaceSandbox:
             async with self._asked({"op": "unpack", "path": self._path(path)}, b"", (file.fileno(),)):
                 return
 
-    async def download(self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES) -> None:
+    async def download(
+        self, path: str, target: Path, *, max_bytes: int = MAX_READ_BYTES, max_files: int = MAX_FILES
+    ) -> None:
         read_end, write_end = os.pipe2(os.O_CLOEXEC)
         try:
-            header = {"op": "pack", "path": self._path(path), "max_bytes": max_bytes}
+            header = {"op": "pack", "path": self._path(path), "max_bytes": max_bytes, "max_files": max_files}
             asked = self._asked(header, b"", (write_end,))
-            reader = asyncio.create_task(asyncio.to_thread(transfer.unpack_pipe, read_end, target, max_bytes))
+            reader = asyncio.create_task(
+                asyncio.to_thread(transfer.unpack_pipe, read_end, target, max_bytes, max_files)
+            )
         except BaseException:
             os.close(read_end)
             os.close(write_end)
@@ -272,9 +276,10 @@ class NamespaceSandbox:
 
     # Network.
 
-    async def listen(self, port: int = 0) -> socket.socket:
+    async def listen(self, port: int = 0) -> Listener:
         async with self._asked({"op": "listen", "port": port}) as reply:
-            return socket.socket(fileno=reply.fds.pop())
+            sock = socket.socket(fileno=reply.fds.pop())
+            return Listener(sock, int(sock.getsockname()[1]))
 
     # End.
 

@@ -8,7 +8,9 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
-from rollout_engine.sandboxes.files import remove
+from rollout_engine.errors import TooLarge
+from rollout_engine.sandboxes.base import MAX_FILES
+from rollout_engine.sandboxes.files import arriving
 from rollout_engine.sandboxes.namespace.helper import archive
 
 _CHUNK = 2**21
@@ -29,7 +31,7 @@ async def as_file(data: bytes) -> BinaryIO:
 
 
 async def read_descriptor(fd: int, path: str, max_bytes: int) -> bytes:
-    """The content of a file that a box has opened. Raises ValueError above `max_bytes`."""
+    """The content of a file that a box has opened. Raises TooLarge above `max_bytes`."""
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         raise PermissionError(f"{path} is no regular file")
     chunks, size = [], 0
@@ -38,7 +40,7 @@ async def read_descriptor(fd: int, path: str, max_bytes: int) -> bytes:
         size += len(chunk)
         await asyncio.sleep(0)
     if size > max_bytes:
-        raise ValueError(f"{path} has more than {max_bytes} bytes")
+        raise TooLarge(f"{path} has more than {max_bytes} bytes")
     return b"".join(chunks)
 
 
@@ -57,7 +59,7 @@ def _pack(source: Path) -> BinaryIO:
         raise FileNotFoundError(2, "no such file or directory", str(source))
     file = os.fdopen(os.memfd_create("upload", os.MFD_CLOEXEC), "w+b")
     try:
-        archive.write(file, str(source.resolve()), 2**40, links=True)
+        archive.write(file, str(source.resolve()), 2**40, MAX_FILES, links=True)
         file.seek(0)
     except BaseException:
         file.close()
@@ -65,21 +67,10 @@ def _pack(source: Path) -> BinaryIO:
     return file
 
 
-def unpack_pipe(fd: int, target: Path, max_bytes: int) -> None:
+def unpack_pipe(fd: int, target: Path, max_bytes: int, max_files: int) -> None:
     """Makes what comes through a pipe at `target`, or nothing at all. Blocks: for a thread."""
-    made = not target.exists()
-    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with os.fdopen(fd, "rb") as stream:
-            archive.read(stream, str(target), max_bytes, links=False)
+        with os.fdopen(fd, "rb") as stream, arriving(target) as place:
+            archive.read(stream, str(place), max_bytes, max_files, links=False)
     except archive.TooMuch as error:
-        _undo(target, made)
-        raise ValueError(str(error)) from error
-    except BaseException:
-        _undo(target, made)
-        raise
-
-
-def _undo(target: Path, made: bool) -> None:
-    if made:
-        remove(target)
+        raise TooLarge(str(error)) from error

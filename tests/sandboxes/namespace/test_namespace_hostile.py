@@ -258,11 +258,10 @@ class TestNetwork:
     async def test_boxes_do_not_reach_each_other(self, provider: NamespaceProvider, box: NamespaceSandbox) -> None:
         other = await provider.open(SandboxSpec())
         listener = await other.listen()
-        port = listener.getsockname()[1]
-        code = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2); print('in')"
+        code = f"import socket; socket.create_connection(('127.0.0.1', {listener.port}), 2); print('in')"
         assert "ConnectionRefused" in await python(box, code)
         assert await python(other, code) == "in\n"
-        listener.close()
+        await listener.close()
         assert "unreachable" in await python(box, "import socket; socket.create_connection(('1.1.1.1', 53), 2)")
 
     async def test_the_hosts_network_is_a_choice(self, provider: NamespaceProvider, targets: Targets) -> None:

@@ -200,22 +200,6 @@ class TestRoots:
 
 
 class TestBeyond:
-    async def test_a_listener_on_the_boxs_own_loopback(self, box: NamespaceSandbox) -> None:
-        listener = await box.listen()
-        listener.setblocking(False)
-        port = listener.getsockname()[1]
-        script = (
-            f"import socket; s = socket.create_connection(('127.0.0.1', {port})); s.send(b'hello'); print(s.recv(9))"
-        )
-        await box.write_file("client.py", script.encode())
-        client = asyncio.create_task(box.exec(["/usr/bin/python3", "client.py"]))
-        connection, _ = await asyncio.get_running_loop().sock_accept(listener)
-        assert await asyncio.get_running_loop().sock_recv(connection, 9) == b"hello"
-        await asyncio.get_running_loop().sock_sendall(connection, b"answer")
-        assert (await client).stdout == b"b'answer'\n"
-        connection.close()
-        listener.close()
-
     async def test_users(self, root_provider: NamespaceProvider) -> None:
         box = await root_provider.open(SandboxSpec(user="agent"))
         assert await sh(box, "id -un; cd; pwd; touch x") == "agent\n/home/agent\n"

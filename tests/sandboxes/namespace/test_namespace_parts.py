@@ -33,9 +33,9 @@ class TestArchive:
         (source / "deep" / "run").chmod(0o755)
         (source / "link").symlink_to("deep/file")
         stream = io.BytesIO()
-        archive.write(stream, str(source), 2**40, links=True)
+        archive.write(stream, str(source), 2**40, 1000, links=True)
         stream.seek(0)
-        archive.read(stream, str(tmp_path / "copy"), 2**40, links=True)
+        archive.read(stream, str(tmp_path / "copy"), 2**40, 1000, links=True)
         assert (tmp_path / "copy" / "link").read_bytes() == b"x" * 3_000_000
         assert (tmp_path / "copy" / "deep" / "run").stat().st_mode & 0o777 == 0o755
         assert (tmp_path / "copy" / "deep" / "er").is_dir()
@@ -59,19 +59,19 @@ class TestArchive:
         target = tmp_path / "in" / "target"
         target.mkdir(parents=True)
         with pytest.raises((OSError, archive.TooMuch)):
-            archive.read(io.BytesIO(stream + entry(0, b"")), str(target), 1000, links=False)
+            archive.read(io.BytesIO(stream + entry(0, b"")), str(target), 1000, 1000, links=False)
         assert [path.name for path in tmp_path.iterdir()] == ["in"]
         assert not any(path.is_symlink() for path in target.iterdir())
 
     def test_no_setuid_bit_arrives(self, tmp_path: Path) -> None:
-        archive.read(io.BytesIO(entry(2, b"file", b"x") + entry(0, b"")), str(tmp_path), 1000, links=False)
+        archive.read(io.BytesIO(entry(2, b"file", b"x") + entry(0, b"")), str(tmp_path), 1000, 1000, links=False)
         assert (tmp_path / "file").stat().st_mode & 0o7000 == 0
 
     def test_a_link_in_the_way_is_replaced_not_followed(self, tmp_path: Path) -> None:
         (tmp_path / "t").mkdir()
         (tmp_path / "secret").write_bytes(b"kept")
         (tmp_path / "t" / "file").symlink_to(tmp_path / "secret")
-        archive.read(io.BytesIO(entry(2, b"file", b"x") + entry(0, b"")), str(tmp_path / "t"), 1000, links=False)
+        archive.read(io.BytesIO(entry(2, b"file", b"x") + entry(0, b"")), str(tmp_path / "t"), 1000, 1000, links=False)
         assert (tmp_path / "secret").read_bytes() == b"kept"
 
 

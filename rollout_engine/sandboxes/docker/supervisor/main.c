@@ -5,6 +5,7 @@
  *
  * What it relies on: the container's confinement is docker's; it is pid 1, so nothing inside can kill it; it is not
  * dumpable, so nothing inside can trace it or open its descriptors. The end of stdin is the end of the sandbox.
+ * Started as `supervisor forward ...` it is the forwarder instead: see forward.c.
  * It is single-threaded and allocates only for commands under way. Compiled statically: it needs no file of the image.
  */
 #include "supervisor.h"
@@ -109,12 +110,13 @@ static void listen_to_engine(void) {
     if (size == 0 && room > 16 * CHUNK) free(held), held = NULL, room = 0; /* a large input is not kept */
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     sigset_t mask;
     struct signalfd_siginfo drop;
     int children;
     prctl(PR_SET_DUMPABLE, 0);
     signal(SIGPIPE, SIG_IGN);
+    if (argc == 4 && !strcmp(argv[1], "forward")) return forward(argv[2], argv[3]);
     sigemptyset(&mask), sigaddset(&mask, SIGCHLD);
     sigprocmask(SIG_BLOCK, &mask, NULL);
     children = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);

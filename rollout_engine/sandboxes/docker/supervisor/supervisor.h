@@ -76,3 +76,6 @@ void serve(const struct pollfd *fds, size_t commands_watched);
 
 /* quiesce.c */
 void quiesce(uint32_t id, const char *keep, size_t size);
+
+/* forward.c: another program in the same file */
+int forward(const char *port, const char *path);

@@ -17,7 +17,6 @@ from typing import BinaryIO, NamedTuple
 _HEAD = struct.Struct("<BIHQ")
 _END, _DIRECTORY, _FILE, _LINK = range(4)
 _CHUNK = 2**20
-MAX_ENTRIES = 100_000
 _MAX_NAME = 4096
 
 
@@ -32,12 +31,12 @@ class _Entry(NamedTuple):
     size: int
 
 
-def write(stream: BinaryIO, path: str, limit: int, *, links: bool) -> None:
+def write(stream: BinaryIO, path: str, limit: int, entries: int, *, links: bool) -> None:
     """Streams a file or directory; what is neither, or a link where they are not wanted, is left out."""
     left = limit
-    for count, name in enumerate(_walk(path), 1):
-        if count > MAX_ENTRIES:
-            raise TooMuch(f"{path} has more than {MAX_ENTRIES} entries")
+    for count, name in enumerate(_walk(path)):
+        if count > entries:
+            raise TooMuch(f"{path} has more than {entries} files and directories")
         left = _write_entry(stream, os.path.join(path, name) if name else path, name, left, links)
     _put(stream, _Entry(_END, 0, "", 0))
     stream.flush()
@@ -92,14 +91,14 @@ def _put(stream: BinaryIO, entry: _Entry) -> None:
     stream.write(_HEAD.pack(entry.kind, entry.mode, len(name), entry.size) + name)
 
 
-def read(stream: BinaryIO, path: str, limit: int, *, links: bool) -> None:
+def read(stream: BinaryIO, path: str, limit: int, entries: int, *, links: bool) -> None:
     """Makes the streamed tree at `path`. Raises TooMuch, and OSError for a stream that is no such tree."""
-    left, count = limit, 0
+    left, count = limit, -1  # the top itself is none of its entries
     while (entry := _next(stream)).kind != _END:
         count += 1
         left -= entry.size
-        if count > MAX_ENTRIES or left < 0:
-            raise TooMuch(f"more than {limit} bytes or {MAX_ENTRIES} entries")
+        if count > entries or left < 0:
+            raise TooMuch(f"more than {limit} bytes or {entries} files and directories")
         target = _place(path, entry.name)
         if entry.kind == _DIRECTORY:
             with contextlib.suppress(FileExistsError):

@@ -69,10 +69,10 @@ def unpack(source: int, path: str) -> None:
     """Puts a streamed tree at a path."""
     os.makedirs(os.path.dirname(path.rstrip("/")) or "/", exist_ok=True)
     with os.fdopen(os.dup(source), "rb") as stream:
-        archive.read(stream, path, 2**62, links=True)
+        archive.read(stream, path, 2**62, 2**62, links=True)
 
 
-def pack(path: str, target: int, limit: int) -> None:
+def pack(path: str, target: int, limit: int, entries: int) -> None:
     """Streams a file or directory out of the box; links are left out."""
     with os.fdopen(os.dup(target), "wb") as stream:
-        archive.write(stream, path, limit, links=False)
+        archive.write(stream, path, limit, entries, links=False)

@@ -215,7 +215,8 @@ class Supervisor:
 
     def _do_pack(self, message: wire.Message) -> None:
         header = message.header
-        self._in_child(message, lambda fd: files.pack(header["path"], fd, header["max_bytes"]))
+        limits = header["max_bytes"], header["max_files"]
+        self._in_child(message, lambda fd: files.pack(header["path"], fd, *limits))
 
     def _do_unpack(self, message: wire.Message) -> None:
         self._in_child(message, lambda fd: files.unpack(fd, message.header["path"]))
