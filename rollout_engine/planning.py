@@ -12,6 +12,8 @@ from rollout_engine.submission import Submission
 
 RECALLED_ROWS = 256
 """Rows of earlier epochs that are read for a consumer at once."""
+TASKS_AT_ONCE = 8
+"""Planned before the loop's other callbacks get their turn."""
 
 
 class Planning:
@@ -30,7 +32,9 @@ class Planning:
                 if not tasks:
                     break
                 before: list[int] = []
-                for task in tasks:
+                for number, task in enumerate(tasks):
+                    if number % TASKS_AT_ONCE == TASKS_AT_ONCE - 1:
+                        await asyncio.sleep(0)
                     if board.scheduler.pending >= board.config.plan_ahead:
                         board.poke()
                         await self._room()

@@ -139,12 +139,12 @@ def test_64_rollouts_against_a_slow_server() -> None:
     assert [row.score for row in rows] == [1.0] * ROLLOUTS
 
 
-def test_64_agent_programs_that_all_ask_at_once() -> None:
+def test_64_agent_programs_in_boxes() -> None:
     """Shell scripts in boxes: each asks twice through a proxy of its own, and is verified in a fresh box."""
     needs_namespaces()
 
     async def slow(request: web.Request) -> web.Response:
-        await asyncio.sleep(2.0)
+        await asyncio.sleep(1.0)
         return answer("The answer is: 42")
 
     with server_in_a_thread(slow) as url:
@@ -208,6 +208,12 @@ def test_a_verifier_whose_regex_backtracks_without_end() -> None:
     assert {(row.status, row.score, row.failure_boundary, row.failure_type) for row in hung} == {
         ("completed", None, "verifier", "VerifierTimeout")
     }
+
+
+def test_planning_many_long_tasks() -> None:
+    """They are there all at once, and are planned in turns with whatever else the loop has to do."""
+    tasks = [task_of(task_id=f"t{number}", prompt="Say 42. " * 8_000) for number in range(256)]
+    assert len(run_and_watch(make_config(), tasks)) == 256
 
 
 def test_planning_many_rollouts_of_a_task() -> None:
