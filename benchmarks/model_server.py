@@ -21,12 +21,15 @@ from typing import Any
 import uvloop
 from aiohttp import web
 
-from benchmarks.work import ANSWER, LATENCY_S, MODEL
+from benchmarks.work import ANSWER, EXPECTED, LATENCY_S, MODEL
+
+USAGE = {"prompt_tokens": 20, "completion_tokens": 8, "total_tokens": 28}
+TOOL, COMMAND = "bash", f"echo {EXPECTED} > answer.txt"
+"""Whoever offers a tool of this name, and asks for a stream, is told to call it once before the answer."""
 
 
 def completion(answer: str) -> bytes:
     """The body of every completion."""
-    usage = {"prompt_tokens": 20, "completion_tokens": 8, "total_tokens": 28}
     message = {"role": "assistant", "content": answer}
     body = {
         "id": "chatcmpl-stub",
@@ -34,7 +37,7 @@ def completion(answer: str) -> bytes:
         "created": int(time.time()),
         "model": MODEL,
         "choices": [{"index": 0, "message": message, "finish_reason": "stop", "logprobs": None}],
-        "usage": usage,
+        "usage": USAGE,
     }
     return json.dumps(body).encode()
 
@@ -48,9 +51,29 @@ CHUNK = {"id": "chatcmpl-stub", "object": "chat.completion.chunk", "created": 0,
 """What all pieces of a streamed completion share."""
 
 
-def chunk(delta: dict[str, str], finish: str | None = None) -> bytes:
+def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
     """One piece of a streamed completion."""
     return event({**CHUNK, "choices": [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}]})
+
+
+def whole(answer: str) -> bytes:
+    """A stream that has all of an answer in one piece."""
+    usage = event({**CHUNK, "choices": [], "usage": USAGE})
+    return chunk({"role": "assistant", "content": answer}) + chunk({}, "stop") + usage + b"data: [DONE]\n\n"
+
+
+def tool_call() -> bytes:
+    """A stream that calls the tool."""
+    function = {"name": TOOL, "arguments": json.dumps({"command": COMMAND})}
+    delta = {"role": "assistant", "tool_calls": [{"index": 0, "id": "c", "type": "function", "function": function}]}
+    usage = event({**CHUNK, "choices": [], "usage": USAGE})
+    return chunk(delta) + chunk({}, "tool_calls") + usage + b"data: [DONE]\n\n"
+
+
+def wants_tool(body: bytes) -> bool:
+    """Whether a request offers the tool and holds no result of a tool yet."""
+    plain = body.replace(b" ", b"")
+    return f'"name":"{TOOL}"'.encode() in plain and b'"role":"tool"' not in plain
 
 
 class Stub:
@@ -73,15 +96,13 @@ class Stub:
                 return self._stats(reset=request.method == "POST")
         return web.json_response({"error": {"message": f"no {request.method} {request.path} here"}}, status=404)
 
-    async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _stream(self, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         """`chunks` pieces, each written by itself, as a server sends its tokens; 0: the fixed answer after the wait."""
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         if not self._chunks:
             await self._wait()
             await response.prepare(request)
-            usage = json.loads(self._body)["usage"]
-            await response.write(chunk({"role": "assistant", "content": self._answer}) + chunk({}, "stop"))
-            await response.write(event({**CHUNK, "choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+            await response.write(tool_call() if wants_tool(body) else whole(self._answer))
             return response
         await response.prepare(request)
         for number in range(self._chunks):
@@ -93,8 +114,9 @@ class Stub:
         return response
 
     async def _complete(self, request: web.BaseRequest) -> web.StreamResponse:
-        if b'"stream":true' in (await request.read()).replace(b" ", b""):
-            return await self._stream(request)
+        body = await request.read()
+        if b'"stream":true' in body.replace(b" ", b""):
+            return await self._stream(request, body)
         await self._wait()
         return web.Response(body=self._body, content_type="application/json")
 

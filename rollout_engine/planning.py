@@ -18,6 +18,8 @@ from rollout_engine.submission import Submission
 
 RECALLED_ROWS = 256
 """Rows of earlier epochs that are read for a consumer at once."""
+TASKS_AT_ONCE = 8
+"""Planned before the loop's other callbacks get their turn."""
 
 
 class Planning:
@@ -41,8 +43,8 @@ class Planning:
                 if not tasks:
                     break
                 before: list[int] = []
-                for task in tasks:
-                    await self._turn()
+                for number, task in enumerate(tasks):
+                    await self._turn(number)
                     before += self._add(task, submission)
                     if len(before) >= RECALLED_ROWS:
                         await self._recall(before, submission)
@@ -63,15 +65,17 @@ class Planning:
         left = board.store.unfinished()
         while not submission.exhausted and (entries := await asyncio.to_thread(next, left, None)) is not None:
             await self._room()
-            for entry in entries:
-                await self._turn()
+            for number, entry in enumerate(entries):
+                await self._turn(number)
                 if entry.slot not in board.planner.open:
                     self._schedule(_task_of(entry), *board.planner.go_on(entry, submission))
             board.poke()
 
-    async def _turn(self) -> None:
-        """Returns once there is room for another task."""
+    async def _turn(self, number: int) -> None:
+        """Returns once there is room for another task, and others have had the loop."""
         board = self._board
+        if number % TASKS_AT_ONCE == TASKS_AT_ONCE - 1:
+            await asyncio.sleep(0)
         if board.scheduler.pending >= board.config.plan_ahead:
             board.poke()
             await self._room()

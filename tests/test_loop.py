@@ -9,13 +9,15 @@ import asyncio
 import gc
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
 
+from benchmarks import agent_rollouts
+from benchmarks.timed_loop import TimedLoop
 from rollout_engine.clusters import LocalCluster
 from rollout_engine.config import RunConfig
 from rollout_engine.driver import Driver
@@ -24,45 +26,12 @@ from rollout_engine.schema import batch_to_records
 from rollout_engine.specs import Task
 from rollout_engine.submission import QueueFeed, Submission
 from rollout_engine.types import RolloutRecord
+from tests.agents_cli.conftest import needs_namespaces
 from tests.helpers import MemoryStore, make_config
 from tests.rig import Handler, answer, served, task_of
 
 LIMIT_S = 0.05
 ROLLOUTS = 64
-
-
-class TimedLoop(asyncio.SelectorEventLoop):
-    """Knows the longest callback that it ran, in seconds of its thread's CPU time."""
-
-    longest_s = 0.0
-    longest = ""
-
-    def _timed(self, callback: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any) -> None:
-            began = time.thread_time()
-            try:
-                callback(*arguments)
-            finally:
-                took = time.thread_time() - began
-                if took > self.longest_s:
-                    self.longest_s, self.longest = took, repr(getattr(callback, "__self__", callback))
-
-        return run
-
-    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
-        return super().call_soon(self._timed(callback), *args, context=context)
-
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> Any:
-        return super().call_soon_threadsafe(self._timed(callback), *args, context=context)
-
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
-        return super().call_at(when, self._timed(callback), *args, context=context)
-
-    def _add_reader(self, fd: Any, callback: Any, *args: Any) -> Any:
-        return super()._add_reader(fd, self._timed(callback), *args)  # type: ignore[misc]
-
-    def _add_writer(self, fd: Any, callback: Any, *args: Any) -> Any:
-        return super()._add_writer(fd, self._timed(callback), *args)  # type: ignore[misc]
 
 
 @contextmanager
@@ -170,6 +139,20 @@ def test_64_rollouts_against_a_slow_server() -> None:
     assert [row.score for row in rows] == [1.0] * ROLLOUTS
 
 
+def test_64_agent_programs_in_boxes() -> None:
+    """Shell scripts in boxes: each asks twice through a proxy of its own, and is verified in a fresh box."""
+    needs_namespaces()
+
+    async def slow(request: web.Request) -> web.Response:
+        await asyncio.sleep(1.0)
+        return answer("The answer is: 42")
+
+    with server_in_a_thread(slow) as url:
+        given = {"agent": "command", "agent_options": agent_rollouts.OPTIONS, "sandbox": "namespace"}
+        rows = run_and_watch(make_config(served(url), **given), agent_rollouts.tasks(ROLLOUTS, "t"))
+    assert [(row.score, row.num_turns, row.agent_exit_code) for row in rows] == [(1.0, 2, 0)] * ROLLOUTS
+
+
 @pytest.mark.parametrize("megabytes", [0.2, 4])
 def test_rollouts_against_servers_that_send_answers_of_megabytes(megabytes: float) -> None:
     text = "so " * int(megabytes * 2**20 / 3) + "A: 42"
@@ -225,6 +208,12 @@ def test_a_verifier_whose_regex_backtracks_without_end() -> None:
     assert {(row.status, row.score, row.failure_boundary, row.failure_type) for row in hung} == {
         ("completed", None, "verifier", "VerifierTimeout")
     }
+
+
+def test_planning_many_long_tasks() -> None:
+    """They are there all at once, and are planned in turns with whatever else the loop has to do."""
+    tasks = [task_of(task_id=f"t{number}", prompt="Say 42. " * 8_000) for number in range(256)]
+    assert len(run_and_watch(make_config(), tasks)) == 256
 
 
 def test_planning_many_rollouts_of_a_task() -> None:

@@ -1,7 +1,7 @@
 """Our engine and its peers at the same work in the same run: `make bench-peers`.
 
-    python -m benchmarks.peers [--http 800] [--mock 800] [--box 40] [--sandboxed 40] [--few 8] [--runs 3]
-                               [--only TEXT] [--json FILE] [--write-readme]
+    python -m benchmarks.peers [--http 800] [--mock 800] [--box 40] [--sandboxed 40] [--agent 100] [--few 8]
+                               [--runs 3] [--only TEXT] [--json FILE] [--write-readme]
 
 Prints tables with ratios to ours. Every case is a process of its own, checks that all of its scores are right, and
 takes turns with the others of its group. What cannot be installed or run here has a row that says why. The sandboxes
@@ -31,10 +31,10 @@ from benchmarks.work import IN_FLIGHT
 README, PICTURE = ROOT / "benchmarks" / "README.md", ROOT / "benchmarks" / "peers.png"
 CHART = f"![CPU for each piece of work, ours and others']({PICTURE.name})"
 PACKAGES = ("rollout-engine", "ray", "aiohttp", "httpx", "httpx-aiohttp", "uvloop", "pyarrow")
-SANDBOXES = 4
-"""Sandboxes at once; a test daemon has room for seven networks, and Harbor makes one for each trial."""
 FEW_IN_FLIGHT = 8
 """Of a case over HTTP whose rollouts are processes."""
+AT_ONCE = {"box": 4, "sandboxed": 4, "agent": FEW_IN_FLIGHT}
+"""Sandboxes at once. A test daemon has room for seven networks, and Harbor makes one for each trial."""
 CHART_S = 120.0
 
 
@@ -68,9 +68,8 @@ def fit(need: str) -> None:
 
 def arguments(case: Case, group: Group, url: str, n: int) -> list[str]:
     """The command line of a case."""
-    few = FEW_IN_FLIGHT if case.few else IN_FLIGHT
-    in_flight = SANDBOXES if group.key in ("box", "sandboxed") else few
-    server = ["--url", url] if group.server else []
+    in_flight = AT_ONCE.get(group.key, FEW_IN_FLIGHT if case.few else IN_FLIGHT)
+    server = ["--url", url] if group.calls else []
     return [*server, *case.arguments, "-n", str(n), "--in-flight", str(in_flight)]
 
 
@@ -80,7 +79,7 @@ def measure(case: Case, group: Group, url: str, n: int) -> dict[str, Any]:
     load = os.getloadavg()[0]
     server_stats(url)
     record = run_case(case.module, arguments(case, group, url, n), python=with_python)
-    served, due = server_stats(url)["served"], n + case.warm_up if group.server else 0
+    served, due = server_stats(url)["served"], (n + case.warm_up) * group.calls
     if served != due:
         raise CaseError(f"the server gave {served} answers where {due} were due")
     return {**record, "load": round(load, 2)}
@@ -151,6 +150,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--mock", type=int, default=800, help="rollouts of a case with a mock model")
     parser.add_argument("--box", type=int, default=40, help="sandboxes of a case")
     parser.add_argument("--sandboxed", type=int, default=40, help="rollouts with a sandbox, of each of ours")
+    parser.add_argument("--agent", type=int, default=100, help="rollouts of an agent program")
     parser.add_argument("--few", type=int, default=8, help="rollouts of a case that costs a second and more each")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", help="only the groups or cases whose name holds this text")

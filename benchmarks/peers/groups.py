@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from benchmarks.tiny_agent import CALLS
 from benchmarks.work import WARM_UP
 
 
@@ -34,13 +35,14 @@ class Group(NamedTuple):
     unit: str
     counted: str
     cases: tuple[Case, ...]
-    server: bool = False
-    """Whether the cases are given the stub server's URL, and its count of calls is checked."""
+    calls: int = 0
+    """Of a rollout to the stub server: the cases are given its URL, and its count is checked. 0: they need none."""
 
 
 ENGINE, MOCK = "benchmarks.engine_case", ("--mock", "--url", "none")
 INSPECT, ALONE = "benchmarks.peers.inspect_single", "benchmarks.peers.box_alone"
 ROLLOUT = "benchmarks.peers.box_rollout"
+AGENTS, VERIFIERS04 = "benchmarks.agent_rollouts", "benchmarks.peers.verifiers04"
 TREE = "the case's process and all of its children; of ours the driver and the hosts, not Ray's own processes"
 ALL = (
     "everything by control groups: the case with all that it starts, and with docker also dockerd, containerd, the "
@@ -62,10 +64,10 @@ HTTP = Group(
         Case("Inspect, lean", INSPECT, ("--lean",), "inspect", "also log_realtime and log read-back off; a log entry"),
         Case("synth-ai", "benchmarks.peers.synth_single", environment="synth",
              settings="direct mode, concurrency as asked; the task app (not counted) answers and scores; in memory"),
-        Case("verifiers 0.4, null", "benchmarks.peers.verifiers04_null", ("--warm-up", "1"), "verifiers04",
-             "harness null in runtime subprocess: a program for each rollout; a JSON line", few=True, warm_up=1),
+        Case("verifiers 0.4, null", VERIFIERS04, ("--harness", "null"), "verifiers04", few=True, warm_up=1,
+             settings="harness null in runtime subprocess: a program for each rollout; a JSON line", needs=("root",)),
     ),
-    server=True,
+    calls=1,
 )  # fmt: skip
 NO_HTTP = Group(
     "mock",
@@ -110,4 +112,26 @@ BOX_ROLLOUT = Group(
              "verifier is a second exec", against="rollout_engine, docker", needs=("docker", "compose")),
     ),
 )  # fmt: skip
-GROUPS = (HTTP, NO_HTTP, BOX, BOX_ROLLOUT)
+AGENT = Group(
+    "agent",
+    "Rollouts of an agent program with two model calls",
+    "rollout",
+    f"{ALL}; not the stub server (50 ms), imports, and a warm-up",
+    (
+        Case("rollout_engine, namespace", AGENTS, warm_up=8, needs=("root",),
+             settings="a shell script, no network, its file judged by code in a fresh box, no Ray; a row, synced"),
+        Case("verifiers 0.4, same program", VERIFIERS04, ("--harness", "program"), "verifiers04", warm_up=1,
+             settings="a harness of its documentation's form in runtime subprocess: no sandbox at all; its file read "
+             "by a reward function; a JSON line", needs=("root",)),
+        Case("verifiers 0.4, bash", VERIFIERS04, ("--harness", "bash"), "verifiers04", few=True, warm_up=1,
+             settings="its default harness in runtime subprocess, no sandbox: the model calls the shell once; the same",
+             needs=("root",)),
+        Case("rollout_engine, docker", AGENTS, ("--sandbox", "docker"), few=True, warm_up=8,
+             settings="as the first, image pybox, a fresh container for the verifier too", needs=("docker",)),
+        Case("verifiers 0.4, same program, docker", VERIFIERS04, ("--harness", "program", "--runtime", "docker"),
+             "verifiers04", "the same harness in runtime docker, image pybox, its bridge network; a JSON line",
+             "rollout_engine, docker", few=True, warm_up=1, needs=("docker",)),
+    ),
+    calls=CALLS,
+)  # fmt: skip
+GROUPS = (HTTP, NO_HTTP, BOX, BOX_ROLLOUT, AGENT)

@@ -77,9 +77,9 @@ def main() -> None:
     args = parser.parse_args()
     with Everything(docker=True) as meter, scratch("harbor") as folder:
         os.environ["DOCKER_CONFIG"] = str(docker_config())
-        for count in (WARM_UP, args.n):
+        for name, count in (("warm-up", WARM_UP), ("run", args.n)):
             meter.start()
-            asyncio.run(run(count, args.in_flight, folder / f"run-{count}"))
+            asyncio.run(run(count, args.in_flight, folder / name))
             meter.stop()
     more = {"parts_ms": meter.parts_ms(args.n), "by": meter.by, "versions": versions(["harbor"])}
     emit(result("harbor, oracle", args.n, args.in_flight, meter, **more))

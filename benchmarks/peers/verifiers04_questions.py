@@ -1,4 +1,4 @@
-"""The taskset of verifiers04_null.py: the questions of the other cases, with the same regex as the reward."""
+"""The taskset of verifiers04.py for `null`: the questions of the other cases, with the same regex as the reward."""
 
 from __future__ import annotations
 

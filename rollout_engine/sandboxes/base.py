@@ -199,8 +199,8 @@ class Sandbox(Protocol):
         """Starts a background job and returns its name."""
         ...
 
-    async def poll(self, job: str) -> JobStatus:
-        """How a job stands. Raises KeyError for a job that was never started."""
+    async def poll(self, job: str, *, wait_s: float = 0.0) -> JobStatus:
+        """How a job stands; waits for its end, but not for longer. Raises KeyError for one that was never started."""
         ...
 
     async def stop(self, job: str) -> None:

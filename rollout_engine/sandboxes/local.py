@@ -270,9 +270,12 @@ class LocalSandbox:
         self._jobs[job] = self._spawn(argv, None, cwd, env, user)
         return job
 
-    async def poll(self, job: str) -> JobStatus:
+    async def poll(self, job: str, *, wait_s: float = 0.0) -> JobStatus:
         self._alive()
-        return self._status(self._jobs[job])
+        program = self._jobs[job]
+        if wait_s > 0 and isinstance(program, Program):
+            await asyncio.wait({program.exited}, timeout=wait_s)
+        return self._status(program)
 
     def _status(self, program: Program | ExecResult) -> JobStatus:
         self._alive()

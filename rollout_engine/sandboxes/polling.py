@@ -1,10 +1,11 @@
-"""Waits for a background job: looks at it at pauses that grow, and lives through faults of the provider that pass."""
+"""Waits for a background job, and lives through faults of the provider that pass."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxError
@@ -14,15 +15,12 @@ from rollout_engine.types import ExecResult
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-MIN_PAUSE_S, MAX_PAUSE_S, PAUSE_SHARE = 0.01, 0.5, 0.05
-"""Between two looks at a job: a share of the time that it has run."""
+LOOK_S = 60.0
+"""The longest single wait for a job's end, which is seen at once."""
 MAX_FAULTS = 5
 """Looks in a row that may fail; the next one's fault is raised."""
-
-
-def pause_s(ran_s: float) -> float:
-    """How long to wait before the next look at a job that has run so long."""
-    return min(max(ran_s * PAUSE_SHARE, MIN_PAUSE_S), MAX_PAUSE_S)
+FAULT_PAUSE_S = 0.1
+"""After the first fault; twice that after the second, and so on."""
 
 
 class Patience:
@@ -32,7 +30,7 @@ class Patience:
         self._faults = 0
 
     async def ask(self, question: Callable[[], Awaitable[T]]) -> T | None:
-        """The answer, or None where there was none this time. Raises SandboxDied; SandboxError after MAX_FAULTS."""
+        """The answer, or after a pause None. Raises SandboxDied; SandboxError after MAX_FAULTS in a row."""
         try:
             answer = await question()
         except SandboxDied:
@@ -42,6 +40,7 @@ class Patience:
             if self._faults > MAX_FAULTS:
                 raise
             log.info("a sandbox did not answer (%d of %d times in a row): %s", self._faults, MAX_FAULTS, error)
+            await asyncio.sleep(self._faults * FAULT_PAUSE_S)
             return None
         self._faults = 0
         return answer
@@ -52,13 +51,12 @@ async def finished(sandbox: Sandbox, job: str, *, timeout_s: float | None = None
     clock, patience, status = asyncio.get_running_loop().time, Patience(), JobStatus(None)
     began = clock()
     while True:
-        status = await patience.ask(lambda: sandbox.poll(job)) or status
+        left_s = LOOK_S if timeout_s is None else max(timeout_s - (clock() - began), 0.0)
+        status = await patience.ask(partial(sandbox.poll, job, wait_s=min(left_s, LOOK_S))) or status
         if status.exit_code is not None:
             return status
         ran_s = clock() - began
         if timeout_s is not None and ran_s >= timeout_s:
             await sandbox.stop(job)
-            partial = ExecResult(-9, status.stdout, status.stderr, duration_s=ran_s)
-            raise ExecTimeout(f"{job} did not end within {timeout_s:g} s", partial)
-        left_s = pause_s(ran_s) if timeout_s is None else min(pause_s(ran_s), timeout_s - ran_s)
-        await asyncio.sleep(left_s)
+            partly = ExecResult(-9, status.stdout, status.stderr, duration_s=ran_s)
+            raise ExecTimeout(f"{job} did not end within {timeout_s:g} s", partly)

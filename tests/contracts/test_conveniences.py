@@ -107,12 +107,12 @@ class Unsteady:
     def __init__(self, sandbox: Sandbox, faults: int) -> None:
         self._sandbox, self._faults, self.left = sandbox, faults, faults
 
-    async def poll(self, job: str) -> JobStatus:
+    async def poll(self, job: str, *, wait_s: float = 0.0) -> JobStatus:
         if self.left:
             self.left -= 1
             raise SandboxError("no answer")
         self.left = self._faults
-        return await self._sandbox.poll(job)
+        return await self._sandbox.poll(job, wait_s=wait_s)
 
     async def stop(self, job: str) -> None:
         await self._sandbox.stop(job)

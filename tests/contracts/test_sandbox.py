@@ -434,6 +434,14 @@ class TestJobs:
         assert await self.ended(sandbox, job) == 5
         assert (await sandbox.poll(job)).stdout == b"up\ndown\n"
 
+    async def test_a_poll_that_waits_is_answered_at_the_jobs_end(self, sandbox: Sandbox) -> None:
+        job = await sandbox.start(["sh", "-c", "while [ ! -e stop ]; do sleep 0.02; done; exit 5"])
+        assert (await sandbox.poll(job, wait_s=0.01)).exit_code is None
+        waiting = asyncio.create_task(sandbox.poll(job, wait_s=LONG_S))
+        await sandbox.exec(["touch", "stop"])
+        async with asyncio.timeout(30):
+            assert (await waiting).exit_code == 5
+
     async def test_stop_kills_the_group(self, sandbox: Sandbox, mark: str) -> None:
         job = await sandbox.start(["sh", "-c", f"trap '' TERM; sleep {mark} & sleep {mark} & wait"])
         other = await sandbox.start(["sleep", str(LONG_S)])

@@ -113,7 +113,7 @@ class _Rollout:
         prompt = prompt_of(task)
         async with proxied(self._session, self._sandbox, self._options.port, self._token) as url:
             launch = Launch(url, self._model.name, prompt, await make_home(self._sandbox, prompt))
-            await put_files(self._sandbox, launch, self._program.files(launch))
+            await put_files(self._sandbox, launch.home, self._program.files(launch))
             job = await self._start(launch)
             try:
                 with awaiting(f"agent program {self._program.name}"):

@@ -5,23 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from rollout_engine.agents.cli.ending import Ended
 from rollout_engine.agents.cli.program import PROMPT_FILE, Launch
-from rollout_engine.errors import AgentError, ExecTimeout, RolloutEngineError
+from rollout_engine.errors import AgentError, RolloutEngineError
 from rollout_engine.proxy.rollout_session import RolloutSession
 from rollout_engine.sandboxes.base import JobStatus, Sandbox
-from rollout_engine.sandboxes.polling import MIN_PAUSE_S, Patience, pause_s
+from rollout_engine.sandboxes.polling import Patience
 from rollout_engine.types import StopReason
 
 SETTINGS_S = 60.0
 """Writing the prompt and the settings."""
 STOP_S = 5.0
 """How long is waited for the last output of a program whose rollout is being cancelled."""
-_HOME = 'umask 077; h="${TMPDIR:-/tmp}/rollout-agent"; mkdir -p "$h" && cat > "$h/$0" && printf %s "$h"'
-_FILE = 'umask 077; mkdir -p "$(dirname "$0")" && cat > "$0"'
+LOOK_S = 0.25
+"""Between two looks at whether a program that runs must be ended; its own end is seen at once."""
+
 _START = 'exec "$@" < "$0"'
+_TMPDIR = 'printf %s "${TMPDIR:-/tmp}"'
 
 
 class Limits(NamedTuple):
@@ -35,25 +38,27 @@ class Limits(NamedTuple):
 
 async def make_home(sandbox: Sandbox, prompt: str) -> str:
     """A fresh HOME of the sandbox's own user, with the prompt in it. Raises AgentError, SandboxError."""
-    return (await _put(sandbox, _HOME, PROMPT_FILE, prompt)).decode(errors="replace")
+    home = f"{await _temporary(sandbox)}/rollout-agent"
+    await put_files(sandbox, home, {PROMPT_FILE: prompt})
+    return home
 
 
-async def put_files(sandbox: Sandbox, launch: Launch, files: Mapping[str, str]) -> None:
-    """Writes a program's settings below its HOME."""
-    for path, text in files.items():
-        await _put(sandbox, _FILE, f"{launch.home}/{path}", text)
+async def put_files(sandbox: Sandbox, home: str, files: Mapping[str, str]) -> None:
+    """Writes a program's settings below its HOME. Raises AgentError, SandboxError."""
+    for name, text in files.items():
+        try:
+            async with asyncio.timeout(SETTINGS_S):
+                await sandbox.write_file(f"{home}/{name}", text.encode("utf-8", "replace"), mode=0o600)
+        except OSError as error:  # a TimeoutError too
+            why = str(error) or f"not within {SETTINGS_S:g} s"
+            raise AgentError(f"the agent program's settings could not be written: {why}") from error
 
 
-async def _put(sandbox: Sandbox, script: str, name: str, text: str) -> bytes:
-    data = text.encode("utf-8", "replace")
-    try:
-        done = await sandbox.exec(["sh", "-c", script, name], stdin=data, timeout_s=SETTINGS_S)
-    except ExecTimeout as error:
-        raise AgentError(f"the agent program's settings could not be written: {error}") from error
-    if not done.ok:
-        said = done.stderr[-500:].decode(errors="replace").strip()
-        raise AgentError(f"the agent program's settings could not be written ({done.exit_code}): {said}")
-    return done.stdout
+async def _temporary(sandbox: Sandbox) -> str:
+    """Where the sandbox's own temporary files are."""
+    if sandbox.isolated:
+        return "/tmp"
+    return (await sandbox.exec(["sh", "-c", _TMPDIR], timeout_s=SETTINGS_S)).stdout.decode()
 
 
 class Job:
@@ -72,8 +77,8 @@ class Job:
         cls, sandbox: Sandbox, launch: Launch, argv: Sequence[str], env: Mapping[str, str], *, stdin: bool
     ) -> Job:
         """`stdin`: its standard input is the prompt; else there is none."""
-        given = f"{launch.home}/{PROMPT_FILE}" if stdin else "/dev/null"
-        job = await sandbox.start(["sh", "-c", _START, given, *argv], env={"HOME": launch.home, **env})
+        started = ["sh", "-c", _START, f"{launch.home}/{PROMPT_FILE}", *argv] if stdin else argv
+        job = await sandbox.start(started, env={"HOME": launch.home, **env})
         return cls(sandbox, job)
 
     @property
@@ -90,7 +95,9 @@ class Job:
         loop, patience = asyncio.get_running_loop(), Patience()
         limit_at: float | None = None
         while True:
-            self.status = await patience.ask(lambda: self._sandbox.poll(self._name)) or self.status
+            left = max(limits.ends_at - loop.time(), 0.0)
+            look = partial(self._sandbox.poll, self._name, wait_s=min(LOOK_S, left))
+            self.status = await patience.ask(look) or self.status
             if self.status.exit_code is not None:
                 self.exit_code = self.status.exit_code
                 return "exit"
@@ -101,7 +108,6 @@ class Job:
             if ended is not None:
                 await self.end()
                 return ended
-            await asyncio.sleep(max(min(pause_s(self.seconds), limits.ends_at - now), MIN_PAUSE_S))
 
     def _must_end(self, session: RolloutSession, limits: Limits, now: float, limit_at: float | None) -> Ended | None:
         if session.failure is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import itertools
 import posixpath
@@ -137,9 +138,14 @@ class DockerSandbox:
         self._jobs[job] = running
         return job
 
-    async def poll(self, job: str) -> JobStatus:
+    async def poll(self, job: str, *, wait_s: float = 0.0) -> JobStatus:
         self._check_open()
         running = self._jobs[job]
+        if wait_s > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await running.wait()
+            self._check_open()
         ending = running.ending()
         code = ending.exit_code if ending is not None else None
         return JobStatus(code, running.stdout.value(), running.stderr.value())

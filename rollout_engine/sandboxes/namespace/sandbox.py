@@ -219,9 +219,13 @@ class NamespaceSandbox:
         self._jobs[job] = self._start(argv, None, cwd, env, user, keep=True)
         return job
 
-    async def poll(self, job: str) -> JobStatus:
+    async def poll(self, job: str, *, wait_s: float = 0.0) -> JobStatus:
         await self._check_its_end()
-        return self._status(self._jobs[job])
+        command = self._jobs[job]
+        if wait_s > 0 and not command.ended.done():
+            await asyncio.wait({command.ended}, timeout=wait_s)
+            await self._check_its_end()
+        return self._status(command)
 
     def _status(self, command: Command) -> JobStatus:
         self._check_alive()
