@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from rollout_engine.agentclock import AgentClock
 from rollout_engine.agents.base import AgentReport
@@ -12,6 +13,7 @@ from rollout_engine.config import JudgeSpec, ModelSpec
 from rollout_engine.estimate import TokenEstimate
 from rollout_engine.formats.base import Overrides
 from rollout_engine.gatedcall import GatedCall
+from rollout_engine.metered import CallEnded, nobody
 from rollout_engine.models.base import ModelClient, Passed, PassingClient, Piece
 from rollout_engine.permits import Permits
 from rollout_engine.types import CallContext, Completion, Delta, Message, RolloutRecord, Sampling, ToolSpec, Usage
@@ -30,6 +32,7 @@ class Model:
     sampling: Sampling
     permits: Permits = field(default_factory=Permits)
     estimate: TokenEstimate = field(default_factory=TokenEstimate)
+    ended: CallEnded = nobody
 
 
 class BoundModel:
@@ -67,16 +70,19 @@ class BoundModel:
         model = self._model
         asked = model.sampling if sampling is None else sampling
         # As `_gated` does, without its frames: this is what an engine does most.
-        call, context = await self._enter(self._chars(messages), asked.max_tokens)
+        call, context = self._next(self._chars(messages), asked.max_tokens)
+        if not call.begin():
+            await self._wait(call)
+        began = asyncio.get_running_loop().time()
         try:
             with awaiting(f"call {self._calls} to model {model.spec.name}"):
                 completion = await model.client.complete(
                     messages, sampling=asked, tools=tools, deadline=self._ends, context=context
                 )
         except BaseException as error:
-            call.leave(error)
+            self._leave(call, began, error)
             raise
-        call.leave()
+        self._leave(call, began)
         self._count(completion, call)
         return completion
 
@@ -131,25 +137,34 @@ class BoundModel:
     def _chars(self, messages: Sequence[Message]) -> int:
         return self._model.estimate.chars(messages) if self._model.permits.counts_tokens else 0
 
-    async def _enter(self, chars: int, max_tokens: int | None) -> tuple[GatedCall, CallContext]:
-        """One call that has begun: its gate, and what its client is told of it."""
+    def _next(self, chars: int, max_tokens: int | None) -> tuple[GatedCall, CallContext]:
+        """The next call: its gate, and what its client is told of it."""
         model = self._model
         call = GatedCall(model.permits, model.estimate, self._clock, chars, max_tokens)
-        context = replace(self._context, turn=self._calls, gate=call)
+        context = self._context._replace(turn=self._calls, gate=call)
         self._calls += 1
-        with awaiting(f"a permit of model {model.spec.name}"):
-            await call.enter()
         return call, context
+
+    async def _wait(self, call: GatedCall) -> None:
+        with awaiting(f"a permit of model {self._model.spec.name}"):
+            await call.enter()
 
     @asynccontextmanager
     async def _gated(self, chars: int, max_tokens: int | None) -> AsyncGenerator[tuple[GatedCall, CallContext], None]:
-        call, context = await self._enter(chars, max_tokens)
+        call, context = self._next(chars, max_tokens)
+        if not call.begin():
+            await self._wait(call)
+        began = asyncio.get_running_loop().time()
         try:
             yield call, context
         except BaseException as error:
-            call.leave(error)
+            self._leave(call, began, error)
             raise
-        call.leave()
+        self._leave(call, began)
+
+    def _leave(self, call: GatedCall, began: float, error: BaseException | None = None) -> None:
+        call.leave(error)
+        self._model.ended(asyncio.get_running_loop().time() - began, error)
 
     def _count(self, completion: Completion, call: GatedCall) -> None:
         call.used(completion)

@@ -20,10 +20,12 @@ class Clock(Protocol):
 
 
 class GatedCall:
-    """From `enter` to `leave` the call holds a permit, but for its pauses. It is the `CallGate` that a client sees.
+    """From `begin` or `enter` to `leave` the call holds a permit, but for its pauses. A client sees it as `CallGate`.
 
     `chars`: of the prompt; they matter only where the model has a budget of tokens.
     """
+
+    __slots__ = ("_began", "_chars", "_clock", "_estimate", "_holds", "_permits", "_tokens", "_told")
 
     def __init__(
         self,
@@ -39,14 +41,25 @@ class GatedCall:
         self._holds = self._told = False
         self._began = 0.0
 
+    def begin(self) -> bool:
+        """Whether the call may begin at once; if so, it has."""
+        if not self._permits.enter(self._tokens):
+            return False
+        self._has_begun()
+        return True
+
     async def enter(self, *, first: bool = False) -> None:
         """Returns once the call may begin."""
-        if not self._permits.enter(self._tokens):
-            self._clock.stop()
-            try:
-                await self._permits.acquire(self._tokens, first=first)
-            finally:
-                self._clock.go_on()
+        if self.begin():
+            return
+        self._clock.stop()
+        try:
+            await self._permits.acquire(self._tokens, first=first)
+        finally:
+            self._clock.go_on()
+        self._has_begun()
+
+    def _has_begun(self) -> None:
         self._holds, self._told = True, False
         self._began = asyncio.get_running_loop().time()
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, TypeAlias
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from rollout_engine.errors import InfraError, RolloutEngineError, describe
 
+T = TypeVar("T")
 Note: TypeAlias = Callable[[str], None]
 """Records what a hook did wrong."""
 
@@ -34,48 +34,36 @@ def noting(errors: list[str]) -> Note:
     return lambda text: errors.append(text) if len(errors) < MAX_ERRORS else None
 
 
-def has_hook(owner: Any, name: str) -> bool:
-    """Whether it, or a part of it, has the hook."""
-    return callable(getattr(owner, name, None)) or any(has_hook(part, name) for part in getattr(owner, "parts", ()))
+def has_hook(owner: Any, *names: str) -> bool:
+    """Whether it, or a part of it, has one of the hooks."""
+    for name in names:
+        if callable(getattr(owner, name, None)):
+            return True
+    parts = getattr(owner, "parts", ())
+    return bool(parts) and any(has_hook(part, *names) for part in parts)
 
 
-def hooked(
+async def hooked(
+    work: Callable[[], Awaitable[T]],
     owner: Any,
     *given: Any,
     note: Note,
     failed: type[RolloutEngineError],
     late: type[RolloutEngineError],
     cleanup_s: float = math.inf,
-) -> AbstractAsyncContextManager[None]:
-    """Its `setup` before the block, its `cleanup` after it, also where the setup failed or the block was cancelled.
+) -> T:
+    """The owner's `setup`, the work, and its `cleanup`, also where the setup failed or the work was cancelled.
 
     Raises `failed`, or `late` where it was time that ran out, for a setup; an InfraError passes as it is. What goes
     wrong is noted either way, and a cleanup never raises. `cleanup_s`: of a cleanup, where less than CLEANUP_S is left.
     """
-    if not (has_hook(owner, "setup") or has_hook(owner, "cleanup")):
-        return _NOTHING  # as for nearly every rollout there is
-    return _around(owner, given, note, failed, late, cleanup_s)
-
-
-_NOTHING = nullcontext()
-
-
-@asynccontextmanager
-async def _around(
-    owner: Any,
-    given: tuple[Any, ...],
-    note: Note,
-    failed: type[RolloutEngineError],
-    late: type[RolloutEngineError],
-    cleanup_s: float,
-) -> AsyncIterator[None]:
     try:
         for error in await _run([owner], "setup", given, SETUP_S, note):
             if isinstance(error, InfraError):
                 raise error
             kind = late if isinstance(error, _Late) else failed
             raise kind(f"setup of {type(owner).__name__}: {describe(error)}") from error
-        yield
+        return await work()
     finally:
         await _run([owner], "cleanup", given, min(CLEANUP_S, cleanup_s), note, shielded=True)
 

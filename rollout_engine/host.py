@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from rollout_engine.agents import make_agent
 from rollout_engine.bound import Model
-from rollout_engine.config import LogLevel, RunConfig
+from rollout_engine.config import LogLevel, ModelSpec, RunConfig
 from rollout_engine.errors import HostError, TaskBodyError, describe, failure_of
 from rollout_engine.exchange import HandBack, HostLimits, Reply, Request, scramble
 from rollout_engine.hooks import TEARDOWN_S, has_hook, tear_down
@@ -119,6 +119,8 @@ class Host:
         self._on_expired = on_expired
         self._keys = dict(keys or {})
         self._spec = plan.config.host
+        self._big_bytes = min(plan.config.store.inline_trace_bytes, BIG_ROW_BYTES)
+        """Rows above this are looked at: their turns may go into a trace, or be made into a table beside the loop."""
         self._held: dict[int, _Entry] = {}
         self._held_hash = 0
         self._queue: deque[_Entry] = deque()
@@ -155,15 +157,7 @@ class Host:
         self._wake = asyncio.Event()
         self._outbox = Outbox(self._spec, self._wake.set)
         self._traces = trace_writer(self.plan)
-        self._models = {
-            spec.name: Model(
-                spec,
-                self._meter.client(spec.name, make_client(spec, api_key=self._keys.get(spec.name))),
-                sampling_of(spec),
-                Permits(self.nudge),
-            )
-            for spec in config.clients
-        }
+        self._models = {spec.name: self._model(spec) for spec in config.clients}
         rates = self._spec.creations_per_minute
         provider = None
         if config.sandbox != "none":
@@ -189,6 +183,10 @@ class Host:
         self._watch = asyncio.create_task(self._watch_lease(), name="lease watchdog")
         self._sweeper = asyncio.create_task(self._sweep(), name="sweeper")
         self._meter.start()
+
+    def _model(self, spec: ModelSpec) -> Model:
+        client = make_client(spec, api_key=self._keys.get(spec.name))
+        return Model(spec, client, sampling_of(spec), Permits(self.nudge), ended=self._meter.calls(spec.name, client))
 
     async def close(self) -> None:
         """Cancels what runs, removes every sandbox and closes every connection, in bounded time."""
@@ -395,10 +393,14 @@ class Host:
         entry.ended = True
         record = rollout.record
         self._meter.ended(record)
-        await self._spill(record)
-        row = await asyncio.to_thread(to_row, record) if row_bytes(record) > BIG_ROW_BYTES else None
+        size = row_bytes(record)
+        row = None
+        if size > self._big_bytes:
+            await self._spill(record)
+            size = row_bytes(record)
+            row = await asyncio.to_thread(to_row, record) if size > BIG_ROW_BYTES else None
         self._active -= 1
-        self._finish(entry, record, row)
+        self._finish(entry, record, size, row)
 
     async def _sweep(self) -> None:
         """Gives up rollouts that are long overdue: user code that swallows its cancellation holds nobody up."""
@@ -493,14 +495,14 @@ class Host:
     def _finish_unrun(self, entry: _Entry, record: RolloutRecord) -> None:
         """The end of a rollout that did not get to its own."""
         self._meter.ended(record)
-        self._finish(entry, record)
+        self._finish(entry, record, row_bytes(record))
 
-    def _finish(self, entry: _Entry, record: RolloutRecord, row: pa.RecordBatch | None = None) -> None:
-        """The rollout's row waits to be sent; `row` is the record as a table, where that is made already."""
+    def _finish(self, entry: _Entry, record: RolloutRecord, size: int, row: pa.RecordBatch | None = None) -> None:
+        """The rollout's row, of about this size, waits to be sent; `row`: as a table, where that is made already."""
         self._forget(entry)
         self._counts.finished += 1
         if row is None:
-            self._outbox.add(record, self._loop.time())
+            self._outbox.add(record, size, self._loop.time())
         else:
             self._outbox.add_big(record.key, row, self._loop.time())
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from rollout_engine.loglines import About
-from rollout_engine.metered import MeteredClient, MeteredProvider, metered
+from rollout_engine.metered import CallEnded, MeteredProvider, call_meter
 from rollout_engine.metrics import Exporter, Metrics
 from rollout_engine.models.base import ModelClient
+from rollout_engine.models.retry import TryCounts
 from rollout_engine.permits import Permits
 from rollout_engine.pulse import Pulse
 from rollout_engine.rolloutline import RolloutLines
@@ -46,7 +47,7 @@ class HostMeter:
         self._about, self._host_id, self._slots, self._exporter = about, host_id, slots, exporter
         self._lines = RolloutLines()
         self._metrics = Metrics()
-        self._clients: dict[str, MeteredClient] = {}
+        self._tries: dict[str, TryCounts | None] = {}
         self._pulse = Pulse()
         self._node = socket.gethostname()
         self._next, self._told, self._ended = 0.0, 0, 0
@@ -61,10 +62,11 @@ class HostMeter:
             self._exporter.publish(self._host_id, self._metrics.snapshot())
             self._exporter.close()
 
-    def client(self, name: str, client: ModelClient) -> MeteredClient:
-        """The client of a model, counted."""
-        self._clients[name] = counted = metered(name, client, self._metrics)
-        return counted
+    def calls(self, name: str, client: ModelClient) -> CallEnded:
+        """Where the calls of a model are told; what its client counts itself is looked at."""
+        found = getattr(client, "tries", None)
+        self._tries[name] = found if isinstance(found, TryCounts) else None
+        return call_meter(name, self._metrics)
 
     def provider(self, provider: SandboxProvider) -> MeteredProvider:
         return MeteredProvider(provider, self._metrics)
@@ -106,9 +108,9 @@ class HostMeter:
         metrics.gauge("rollout_loop_lag_seconds", self._pulse.worst())
         for phase in PHASES:
             metrics.gauge("rollout_phase", phases.get(phase, 0), phase)
-        for name, client in self._clients.items():
+        for name, tries in self._tries.items():
             metrics.gauge("rollout_model_calls_in_flight", permits[name].in_use, name)
             metrics.gauge("rollout_model_calls_waiting", permits[name].waiting, name)
-            if client.tries is not None:
-                metrics.reach("rollout_model_rate_limited", client.tries.rate_limited, name)
-                metrics.reach("rollout_model_retries", client.tries.retries, name)
+            if tries is not None:
+                metrics.reach("rollout_model_rate_limited", tries.rate_limited, name)
+                metrics.reach("rollout_model_retries", tries.retries, name)

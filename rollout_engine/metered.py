@@ -1,120 +1,40 @@
-"""Model clients and sandbox providers that are counted: the same contracts around the real ones."""
+"""Model calls and sandboxes that are counted: where calls are told, and a provider around the real one."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import TypeAlias
 
 from rollout_engine.errors import LimitReached
 from rollout_engine.metrics import Metrics
-from rollout_engine.models.base import ModelClient, Passed, PassingClient, Piece
-from rollout_engine.models.retry import TryCounts
 from rollout_engine.sandboxes.base import Recipe, Sandbox, SandboxProvider, SandboxSpec
-from rollout_engine.types import CallContext, Completion, Delta, Message, Sampling, ToolSpec
+
+CallEnded: TypeAlias = Callable[[float, BaseException | None], None]
+"""Told of a call that is over: the seconds since it began, the client's tries and pauses included, and its error."""
 
 
-class MeteredClient:
-    """Times every call of one model, and tells how it ended."""
-
-    def __init__(self, name: str, inner: ModelClient, metrics: Metrics) -> None:
-        self._name, self._inner, self._metrics = name, inner, metrics
-
-    @property
-    def tries(self) -> TryCounts | None:
-        """What the client did inside of its calls; None: it does not say."""
-        found = getattr(self._inner, "tries", None)
-        return found if isinstance(found, TryCounts) else None
-
-    async def complete(
-        self,
-        messages: Sequence[Message],
-        *,
-        sampling: Sampling,
-        tools: Sequence[ToolSpec] = (),
-        deadline: float,
-        context: CallContext,
-    ) -> Completion:
-        with self._call():
-            return await self._inner.complete(
-                messages, sampling=sampling, tools=tools, deadline=deadline, context=context
-            )
-
-    async def stream(
-        self,
-        messages: Sequence[Message],
-        *,
-        sampling: Sampling,
-        tools: Sequence[ToolSpec] = (),
-        deadline: float,
-        context: CallContext,
-    ) -> AsyncIterator[Delta]:
-        with self._call():
-            async for delta in self._inner.stream(
-                messages, sampling=sampling, tools=tools, deadline=deadline, context=context
-            ):
-                yield delta
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        began, status = time.monotonic(), "failed"
-        try:
-            yield
-            status = "ok"
-        except LimitReached:  # a prompt that does not fit is the model's answer, not a fault of the call
-            status = "ok"
-            raise
-        except (asyncio.CancelledError, GeneratorExit):
-            status = "cancelled"
-            raise
-        finally:
-            self._metrics.count("rollout_model_calls", 1, self._name, status)
-            if status == "ok":
-                self._metrics.observe("rollout_model_call_seconds", time.monotonic() - began, self._name)
+def nobody(seconds: float, error: BaseException | None) -> None:
+    """Is told, and counts nothing."""
 
 
-class MeteredPassingClient(MeteredClient):
-    """The same for a client that also sends bodies as they are."""
+def call_meter(name: str, metrics: Metrics) -> CallEnded:
+    """Counts the calls of one model by how they ended, and how long those took that got an answer."""
 
-    def __init__(self, name: str, inner: ModelClient, metrics: Metrics) -> None:
-        super().__init__(name, inner, metrics)
-        assert isinstance(inner, PassingClient)
-        self._passing: PassingClient = inner
+    def ended(seconds: float, error: BaseException | None) -> None:
+        status = "ok" if error is None else _status(error)
+        metrics.count("rollout_model_calls", 1, name, status)
+        if status == "ok":
+            metrics.observe("rollout_model_call_seconds", seconds, name)
 
-    @property
-    def speaks(self) -> str:
-        return self._passing.speaks
-
-    async def pass_on(
-        self, body: bytes, *, deadline: float, context: CallContext, headers: Mapping[str, str] | None = None
-    ) -> Passed:
-        with self._call():
-            return await self._passing.pass_on(body, deadline=deadline, context=context, headers=headers)
-
-    async def pass_stream(
-        self,
-        body: bytes,
-        *,
-        deadline: float,
-        context: CallContext,
-        headers: Mapping[str, str] | None = None,
-        hide_usage: bool = False,
-    ) -> AsyncIterator[Piece]:
-        with self._call():
-            async for piece in self._passing.pass_stream(
-                body, deadline=deadline, context=context, headers=headers, hide_usage=hide_usage
-            ):
-                yield piece
+    return ended
 
 
-def metered(name: str, client: ModelClient, metrics: Metrics) -> MeteredClient:
-    """The client, counted; it still passes bodies on where it did."""
-    kind = MeteredPassingClient if isinstance(client, PassingClient) else MeteredClient
-    return kind(name, client, metrics)
+def _status(error: BaseException) -> str:
+    if isinstance(error, LimitReached):  # a prompt that does not fit is the model's answer, not a fault of the call
+        return "ok"
+    return "cancelled" if isinstance(error, asyncio.CancelledError | GeneratorExit) else "failed"
 
 
 class MeteredProvider:

@@ -46,8 +46,8 @@ class Outbox:
     def unacked_bytes(self) -> int:
         return self._row_bytes + self._batch_bytes
 
-    def add(self, record: RolloutRecord, now: float) -> None:
-        size = row_bytes(record)
+    def add(self, record: RolloutRecord, size: int, now: float) -> None:
+        """A row, and about how much it weighs (`row_bytes`)."""
         self._rows.append((record, size))
         self._added(record.key, size, now)
 

@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from rollout_engine.agentclock import AgentClock
 from rollout_engine.agents.base import Agent, AgentLimits, equipped
@@ -34,7 +33,7 @@ from rollout_engine.errors import (
     VerifierUnavailable,
     failure_of,
 )
-from rollout_engine.hooks import hooked, noting
+from rollout_engine.hooks import has_hook, hooked, noting
 from rollout_engine.sandboxes.base import SNAPSHOT, Recipe, Sandbox, SandboxProvider, SandboxSpec
 from rollout_engine.services import start_services
 from rollout_engine.specs import Task
@@ -54,6 +53,8 @@ from rollout_engine.types import (
 from rollout_engine.verifiers.base import Verifier, takes_sandbox
 from rollout_engine.verifiers.case import enter_case
 from rollout_engine.waiting import Activity, Cell, Phase, enter_rollout
+
+T = TypeVar("T")
 
 VERIFY_TRIES = 3
 """Sandboxes that a verification is tried in where they fail under it."""
@@ -240,8 +241,9 @@ class Rollout:
         clock = AgentClock(min(deadline, asyncio.get_running_loop().time() + limits.agent_s), deadline)
         bound = BoundModel(model, context, clock, record)
         try:
-            async with clock.limit, self._hooked(self._resources.agent, self._sandbox, SetupError, SetupTimeout):
-                reason = await self._resources.agent.run(task, bound, self._sandbox, limits, self._on_turn)
+            async with clock.limit:
+                work = partial(self._resources.agent.run, task, bound, self._sandbox, limits, self._on_turn)
+                reason = await self._hooked(work, self._resources.agent, self._sandbox, SetupError, SetupTimeout)
         except LimitReached as error:
             reason = error.reason
         except SandboxOutOfMemory:
@@ -267,11 +269,19 @@ class Rollout:
         record.final_answer = reported if reported is not None else final_answer(record.turns)
 
     def _hooked(
-        self, owner: Any, sandbox: Sandbox | None, failed: type[RolloutEngineError], late: type[RolloutEngineError]
-    ) -> AbstractAsyncContextManager[None]:
-        """The owner's setup and cleanup around what it does; their errors are in the row."""
+        self,
+        work: Callable[[], Awaitable[T]],
+        owner: Any,
+        sandbox: Sandbox | None,
+        failed: type[RolloutEngineError],
+        late: type[RolloutEngineError],
+    ) -> Awaitable[T]:
+        """What the owner does, its setup and cleanup around it; their errors are in the row."""
+        if not has_hook(owner, "setup", "cleanup"):
+            return work()  # as for nearly every rollout there is
         note, cleanup_s = noting(self.record.hook_errors), self._resources.config.limits.close_s / 2
-        return hooked(owner, self._prepared.task, sandbox, note=note, failed=failed, late=late, cleanup_s=cleanup_s)
+        task = self._prepared.task
+        return hooked(work, owner, task, sandbox, note=note, failed=failed, late=late, cleanup_s=cleanup_s)
 
     def _on_turn(self, turn: Turn) -> None:
         if not isinstance(turn, Turn):
@@ -292,16 +302,16 @@ class Rollout:
         record, prepared = self.record, self._prepared
         record.verifier_isolation = prepared.verifier.isolation.value
         trajectory = Trajectory(tuple(record.turns), record.final_answer)
-        late = VerifierTimeout(f"no verdict within {prepared.verify_s:g} s")
         enter_case(self._judge)
         try:
-            async with self._resources.verifying, _phase_limit(prepared.verify_s, late):
+            async with self._resources.verifying, asyncio.timeout(prepared.verify_s) as limit:
                 self._score(await self._verdict(trajectory))
         # User code may raise anything, SystemExit included: all of it is the verifier's own failure.
         except BaseException as error:
             if isinstance(error, InfraError) or _asked_to_end(error):
                 raise
-            self._no_score(error)
+            late = isinstance(error, TimeoutError) and limit.expired()
+            self._no_score(VerifierTimeout(f"no verdict within {prepared.verify_s:g} s") if late else error)
 
     async def _verdict(self, trajectory: Trajectory) -> Score:
         """The verifier's finding, in the isolation that it asks for."""
@@ -316,9 +326,9 @@ class Rollout:
         return await self._verdict_apart(trajectory)
 
     async def _verdict_in(self, sandbox: Sandbox | None, trajectory: Trajectory) -> Score:
-        verifier, task = self._prepared.verifier, self._prepared.task
-        async with self._hooked(verifier, sandbox, VerifierError, VerifierTimeout):
-            return await verifier.verify(task, trajectory, sandbox)
+        verifier = self._prepared.verifier
+        work = partial(verifier.verify, self._prepared.task, trajectory, sandbox)
+        return await self._hooked(work, verifier, sandbox, VerifierError, VerifierTimeout)
 
     def _judge(self, name: str | None) -> BoundJudge:
         """The judge of a name, or the run's only one. Raises VerifierUnavailable."""

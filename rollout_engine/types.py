@@ -199,8 +199,7 @@ class CallGate(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class CallContext:
+class CallContext(NamedTuple):
     """Which rollout a model call belongs to; scripted and replay models answer from it."""
 
     seed: int
@@ -213,7 +212,7 @@ class CallContext:
     """The task's solution where it is a final answer."""
     script: str | None = None
     """The task's solution where it is a shell script."""
-    gate: CallGate | None = field(default=None, compare=False, repr=False)
+    gate: CallGate | None = None
     """Where each try is told; None: nobody asks. Stays on its host."""
 
 

@@ -65,9 +65,8 @@ class Cell:
 
     def enter(self, phase: Phase, what: str) -> None:
         """The rollout goes on to another phase, and waits for `what` there."""
-        self.phase = phase
-        self.wait(what)
-        self.moved()
+        self.phase, self.what, self.since = phase, what, time.monotonic()
+        self._activity.moves += 1
 
     def wait(self, what: str) -> None:
         self.what, self.since = what, time.monotonic()
@@ -97,13 +96,13 @@ class awaiting:
         self._cell = cell = _CELL.get()
         if cell is not None:
             self._before = cell.what
-            cell.wait(self._what)
+            cell.what, cell.since = self._what, time.monotonic()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._cell is not None:
-            self._cell.wait(self._before)
+            self._cell.what, self._cell.since = self._before, time.monotonic()
 
 
 def waiting(spec: RolloutSpec, phase: Phase, what: str, since: float, now: float) -> Waiting:

@@ -156,11 +156,12 @@ async def test_a_cancelled_rollout_is_cleaned_up_after() -> None:
     owner, notes = Agent(cleanup="cleaned"), list[str]()
 
     async def work() -> None:
-        async with hooked(owner, None, None, note=noting(notes), failed=SetupError, late=SetupTimeout):
-            CALLS.append("working")
-            await asyncio.sleep(60)
+        CALLS.append("working")
+        await asyncio.sleep(60)
 
-    task = asyncio.create_task(work())
+    task = asyncio.create_task(
+        hooked(work, owner, None, None, note=noting(notes), failed=SetupError, late=SetupTimeout)
+    )
     async with asyncio.timeout(5):
         while "working" not in CALLS:
             await asyncio.sleep(0)

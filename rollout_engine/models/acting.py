@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 from rollout_engine.models.draws import uniforms
 from rollout_engine.models.pieces import pieces_of_script
@@ -47,7 +46,7 @@ def act(
     Which attempt it is, right or wrong, is drawn once for a rollout; how far it has come is in the messages.
     """
     # The draws of turn 0 hold for all of the rollout's calls.
-    u_right, u_wrong = uniforms(replace(context, turn=0), "act")
+    u_right, u_wrong = uniforms(context._replace(turn=0), "act")
     commands = _right(context.script or "", turns) if u_right < skill else _wrong(u_wrong, turns)
     done = _calls_made(messages)
     if done >= len(commands):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias
 
@@ -72,8 +71,8 @@ def call_of(body: bytes, headers: Mapping[str, str], route: Route, tasks: Tasks,
 
 def _solved(context: CallContext, solution: Solution) -> CallContext:
     if isinstance(solution, str):
-        return replace(context, solution=solution)
-    return replace(context, script=solution.get("script"))
+        return context._replace(solution=solution)
+    return context._replace(script=solution.get("script"))
 
 
 def _object(body: bytes) -> dict[str, Any]:

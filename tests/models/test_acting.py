@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ PROMPT: list[Message] = [{"role": "user", "content": "Do it."}]
 
 
 def script_context(attempt: int = 0, turn: int = 0, script: str | None = SCRIPT) -> CallContext:
-    return replace(context(solution=None, attempt=attempt, turn=turn), script=script)
+    return context(solution=None, attempt=attempt, turn=turn)._replace(script=script)
 
 
 def conversation(model: ScriptedModel, attempt: int = 0, prompt: list[Message] = PROMPT) -> list[str]:
@@ -90,7 +89,7 @@ def test_examples_in_the_prompt_are_no_turns() -> None:
 
 def test_without_a_shell_or_a_script_it_talks() -> None:
     here = script_context()
-    plain = replace(here, script=None, solution="42")
+    plain = here._replace(script=None, solution="42")
     assert scripted().play(PROMPT, Sampling(), SHELL, plain).answer.message["content"] == "42"
     other = (ToolSpec("browser", "", {}),)
     assert scripted(skill=0).play(PROMPT, Sampling(), other, here).answer.message["content"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -126,7 +125,7 @@ async def test_calls_go_on_while_a_server_is_gone_and_come_back_to_it() -> None:
                 share = sick.stats()["calls"]
                 await sick.__aexit__(None, None, None)
                 for task in tasks:
-                    assert (await ask(made, replace(context(task), attempt=1))).message["content"] == "42"
+                    assert (await ask(made, context(task)._replace(attempt=1))).message["content"] == "42"
                 assert good.stats()["calls"] == 2 * len(tasks) - share
                 async with ModelServer(scripted, solutions=solutions, port=port) as again, asyncio.timeout(30):
                     while not again.stats()["calls"]:
