@@ -22,7 +22,7 @@ from rollout_engine.exchange import Reply, Request
 from rollout_engine.host import Host, HostPlan
 from rollout_engine.loglines import About
 from rollout_engine.logs import Logs, open_logs
-from rollout_engine.machine import raise_descriptor_limit
+from rollout_engine.machine import collect_seldom, raise_descriptor_limit
 from rollout_engine.probe import Probe
 from rollout_engine.store.layout import Layout
 from rollout_engine.store.traces import sees_run
@@ -77,6 +77,7 @@ class RolloutHost:
             host = Host(self._plan, keys, on_expired=self._leave, exporter=RayMetrics(self._plan.host_id))
             await host.open()
             self._host = host
+            collect_seldom()
             self._orphaned = asyncio.create_task(self._watch_parent(os.getppid()), name="raylet watchdog")
             # Of the module: Ray sends this class by value, and with it the driver's own value of a plain constant.
             return Opened(version.VERSION, os.getpid(), descriptors)

@@ -265,6 +265,16 @@ def failure_of(error: BaseException, boundary: Boundary = Boundary.HOST) -> Fail
     return Failure(boundary, type(error).__name__, describe(error), True)
 
 
+def forget_frames(error: BaseException) -> None:
+    """For an error that has become data: the frames that it passed hold the rollout, and often the error itself."""
+    chain: list[BaseException] = []
+    left: BaseException | None = error
+    while left is not None and all(left is not each for each in chain):
+        left.__traceback__ = None
+        chain.append(left)
+        left = left.__cause__ or left.__context__
+
+
 @contextmanager
 def crossing(error_class: type[InfraError], what: str) -> Iterator[None]:
     """Names the wall: typed errors pass through, any other `Exception` becomes `error_class` with its cause."""

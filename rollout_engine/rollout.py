@@ -32,6 +32,7 @@ from rollout_engine.errors import (
     VerifierTimeout,
     VerifierUnavailable,
     failure_of,
+    forget_frames,
 )
 from rollout_engine.hooks import has_hook, hooked, noting
 from rollout_engine.sandboxes.base import SNAPSHOT, Recipe, Sandbox, SandboxProvider, SandboxSpec
@@ -137,9 +138,11 @@ class Rollout:
             if _asked_to_end(error):
                 raise
             record.fail(failure_of(error, _BOUNDARY_OF_PHASE.get(self.phase, Boundary.HOST)))
+            forget_frames(error)
         finally:
             self._free_slot()
             await self._close()
+            self._sandbox = None  # which still knows, by its tasks, on whose behalf it was closed
             record.num_turns = len(record.turns)
             record.ended_at = self._resources.clock()
 
@@ -396,6 +399,7 @@ class Rollout:
     def _no_score(self, error: BaseException) -> None:
         """The score is null, unless the task declared that its verifier's errors count as zero."""
         self.record.note(failure_of(error, Boundary.VERIFIER))
+        forget_frames(error)
         if self._prepared.task.on_verifier_error == "zero":
             self.record.score, self.record.passed = 0.0, False
 
