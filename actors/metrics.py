@@ -5,13 +5,17 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from ray.util.metrics import Counter, Gauge, Histogram
+from ray.util.metrics import Counter, Gauge
 
-from rollout_engine.metrics import CATALOGUE, SECONDS, Exporter, Kind, Snapshot, grown, middle
+from rollout_engine.metrics import CATALOGUE, Buckets, Exporter, Kind, Series, Snapshot, cumulative, grown
 
 
 class RayMetrics(Exporter):
-    """Increments Ray's metrics by what the tally of this process has grown."""
+    """Increments Ray's counters by what the tally of this process has grown, and sets what stands as it is.
+
+    A histogram of Ray's takes values one by one, and keeps no sum: each would cost the process some 2 µs and the
+    node's agent much more. So the series of ours (`_bucket` with `le`, `_sum`, `_count`) are gauges for Ray.
+    """
 
     def __init__(self, host: str) -> None:
         """`host`: whose process this is; what others count they show themselves."""
@@ -22,16 +26,21 @@ class RayMetrics(Exporter):
         if host != self._host:
             return
         growth, self._before = grown(self._before, snapshot), snapshot
-        for (name, values), by in growth.counters.items():
+        for (name, values), by in growth.items():
             _made(name).inc(by, _tags(name, values, host))
-        for (name, values), value in growth.gauges.items():
+        for (name, values), value in snapshot.gauges.items():
             _made(name).set(value, _tags(name, values, host))
-        for (name, values), buckets in growth.histograms.items():
-            tags = _tags(name, values, host)
-            # Ray takes values one by one and keeps no sum of its own: the middle of a bucket loses nothing there.
-            for bucket, count in enumerate(buckets.counts):
-                for _ in range(count):
-                    _made(name).observe(middle(bucket), tags)
+        for series, buckets in snapshot.histograms.items():
+            self._show(series, buckets)
+
+    def _show(self, series: Series, buckets: Buckets) -> None:
+        name, values = series
+        tags = _tags(name, values, self._host)
+        bounds = cumulative(buckets)
+        for bound, count in bounds:
+            _made(name, "_bucket").set(count, {**tags, "le": bound})
+        _made(name, "_count").set(bounds[-1][1], tags)
+        _made(name, "_sum").set(buckets.sum, tags)
 
     def forget(self, host: str) -> None:
         """Ray itself drops the series of a process that has ended."""
@@ -41,13 +50,11 @@ class RayMetrics(Exporter):
 
 
 @cache
-def _made(name: str) -> Any:
-    """Ray's metric of this name: one per process, whoever asks, and not before Ray is up."""
+def _made(name: str, part: str = "") -> Any:
+    """Ray's metric of this name: one per process, whoever asks, and not before Ray is up. `part`: of a histogram."""
     metric = CATALOGUE[name]
-    tags = (*metric.labels, "host")
-    if metric.kind is Kind.HISTOGRAM:
-        return Histogram(name, metric.help, list(SECONDS), tags)
-    return (Counter if metric.kind is Kind.COUNTER else Gauge)(name, metric.help, tags)
+    tags = (*metric.labels, "host", *(["le"] if part == "_bucket" else []))
+    return (Counter if metric.kind is Kind.COUNTER else Gauge)(name + part, metric.help, tags)
 
 
 def _tags(name: str, values: tuple[str, ...], host: str) -> dict[str, str]:

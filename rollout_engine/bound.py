@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -16,7 +16,17 @@ from rollout_engine.gatedcall import GatedCall
 from rollout_engine.metered import CallEnded, nobody
 from rollout_engine.models.base import ModelClient, Passed, PassingClient, Piece
 from rollout_engine.permits import Permits
-from rollout_engine.types import CallContext, Completion, Delta, Message, RolloutRecord, Sampling, ToolSpec, Usage
+from rollout_engine.types import (
+    CallContext,
+    CallGate,
+    Completion,
+    Delta,
+    Message,
+    RolloutRecord,
+    Sampling,
+    ToolSpec,
+    Usage,
+)
 from rollout_engine.waiting import awaiting
 
 CALL_GRACE_S = 1.0
@@ -38,7 +48,10 @@ class Model:
 class BoundModel:
     """Each call waits at the gate of the budgets, ends with the agent's time, and is added to the record."""
 
-    def __init__(self, model: Model, context: CallContext, clock: AgentClock, record: RolloutRecord) -> None:
+    def __init__(
+        self, model: Model, context: Callable[[int, CallGate], CallContext], clock: AgentClock, record: RolloutRecord
+    ) -> None:
+        """`context`: of the call with this number (from 0) at this gate."""
         self._model = model
         self._context = context
         self._clock = clock
@@ -141,7 +154,7 @@ class BoundModel:
         """The next call: its gate, and what its client is told of it."""
         model = self._model
         call = GatedCall(model.permits, model.estimate, self._clock, chars, max_tokens)
-        context = self._context._replace(turn=self._calls, gate=call)
+        context = self._context(self._calls, call)
         self._calls += 1
         return call, context
 
@@ -182,7 +195,12 @@ class BoundJudge(BoundModel):
     """A judge of the run as one verdict sees it: what it uses is counted apart from what the agent used."""
 
     def __init__(
-        self, judge: JudgeSpec, model: Model, context: CallContext, deadline: float, record: RolloutRecord
+        self,
+        judge: JudgeSpec,
+        model: Model,
+        context: Callable[[int, CallGate], CallContext],
+        deadline: float,
+        record: RolloutRecord,
     ) -> None:
         super().__init__(model, context, AgentClock(deadline, deadline), record)
         self.judge = judge

@@ -78,7 +78,8 @@ class GatedCall:
         """The tokens that the answer took."""
         usage = completion.usage
         self._permits.settle(self._tokens, usage.prompt_tokens + usage.completion_tokens)
-        self._estimate.learn(self._chars, usage)
+        if self._permits.counts_tokens:
+            self._estimate.learn(self._chars, usage)
 
     # -- for clients --------------------------------------------------------------------------------------------
 

@@ -15,8 +15,10 @@ DESCRIPTORS_PER_ROLLOUT = 2
 """A connection to the model, and a socket or pipe of the sandbox."""
 DESCRIPTORS_BASE = 512
 
-COLLECT_AFTER = 10_000
+COLLECT_AFTER = 50_000
 """Objects that a host's process makes, beyond those that it frees, between two searches for unreachable cycles."""
+COLLECT_OLD, COLLECT_ALL = 5, 4
+"""Every fifth search looks at older objects too, and every fourth of those at all that came after the start."""
 
 
 def raise_descriptor_limit() -> int:
@@ -57,7 +59,7 @@ def collect_seldom() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(COLLECT_AFTER)
+    gc.set_threshold(COLLECT_AFTER, COLLECT_OLD, COLLECT_ALL)
 
 
 def cores() -> int:

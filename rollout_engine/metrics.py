@@ -154,13 +154,10 @@ class Exporter(Protocol):
     def close(self) -> None: ...
 
 
-def grown(before: Snapshot, now: Snapshot) -> Snapshot:
-    """What was added between two snapshots of one tally; gauges as they are now."""
-    counters = {series: value - before.counters.get(series, 0) for series, value in now.counters.items()}
-    histograms = {
-        series: _buckets_since(before.histograms.get(series), value) for series, value in now.histograms.items()
-    }
-    return Snapshot({series: by for series, by in counters.items() if by}, now.gauges, histograms)
+def grown(before: Snapshot, now: Snapshot) -> dict[Series, float]:
+    """What was added to counters between two snapshots of one tally."""
+    added = {series: value - before.counters.get(series, 0) for series, value in now.counters.items()}
+    return {series: by for series, by in added.items() if by}
 
 
 def added(one: Snapshot, other: Snapshot) -> Snapshot:
@@ -171,14 +168,10 @@ def added(one: Snapshot, other: Snapshot) -> Snapshot:
     return Snapshot(counters)
 
 
-def _buckets_since(before: Buckets | None, now: Buckets) -> Buckets:
-    if before is None:
-        return now
-    return Buckets(tuple(new - old for new, old in zip(now.counts, before.counts, strict=True)), now.sum - before.sum)
-
-
-def middle(bucket: int) -> float:
-    """A value that stands for all in a bucket."""
-    if bucket == len(SECONDS):
-        return SECONDS[-1] * 1.5
-    return (SECONDS[bucket] + (SECONDS[bucket - 1] if bucket else 0.0)) / 2
+def cumulative(buckets: Buckets) -> list[tuple[str, float]]:
+    """(`le`, values up to it) as Prometheus wants them: each bucket with all below it."""
+    total, found = 0, []
+    for bound, count in zip((*map(str, SECONDS), "+Inf"), buckets.counts, strict=True):
+        total += count
+        found.append((bound, float(total)))
+    return found

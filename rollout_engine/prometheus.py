@@ -14,7 +14,7 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from rollout_engine.errors import InputError, describe
-from rollout_engine.metrics import CATALOGUE, SECONDS, Buckets, Exporter, Kind, Metric, Snapshot
+from rollout_engine.metrics import CATALOGUE, Exporter, Kind, Metric, Snapshot, cumulative
 
 CLIENT_S = 5.0
 """How long a scraper may take to ask, or to read."""
@@ -86,7 +86,7 @@ def _family(name: str, metric: Metric, newest: Iterable[tuple[str, Snapshot]]) -
         for host, snapshot in newest:
             for (each, values), buckets in snapshot.histograms.items():
                 if each == name:
-                    histogram.add_metric((*values, host), _cumulative(buckets), buckets.sum)
+                    histogram.add_metric((*values, host), cumulative(buckets), buckets.sum)
         return histogram
     plain: CounterMetricFamily | GaugeMetricFamily
     counts = metric.kind is Kind.COUNTER
@@ -96,12 +96,3 @@ def _family(name: str, metric: Metric, newest: Iterable[tuple[str, Snapshot]]) -
             if each == name:
                 plain.add_metric((*values, host), value)
     return plain
-
-
-def _cumulative(buckets: Buckets) -> list[tuple[str, float]]:
-    """As Prometheus wants them: each bucket with all below it."""
-    total, found = 0, []
-    for bound, count in zip((*map(str, SECONDS), "+Inf"), buckets.counts, strict=True):
-        total += count
-        found.append((bound, float(total)))
-    return found

@@ -42,6 +42,7 @@ from rollout_engine.teardown import MIN_CLOSE_S, Leftovers, Owned, remove_all
 from rollout_engine.types import (
     Boundary,
     CallContext,
+    CallGate,
     Isolation,
     RolloutSpec,
     Score,
@@ -237,12 +238,8 @@ class Rollout:
         self.at.enter("agent", "its agent")
         record, task, limits = self.record, self._prepared.task, self._prepared.limits
         model = self._resources.models[record.model]
-        seed = self._resources.config.seed
-        context = CallContext(
-            seed, record.round, record.task_id, record.model, record.attempt, 0, task.answer, task.script
-        )
         clock = AgentClock(min(deadline, asyncio.get_running_loop().time() + limits.agent_s), deadline)
-        bound = BoundModel(model, context, clock, record)
+        bound = BoundModel(model, self._context, clock, record)
         try:
             async with clock.limit:
                 work = partial(self._resources.agent.run, task, bound, self._sandbox, limits, self._on_turn)
@@ -270,6 +267,12 @@ class Rollout:
         record.status = (Status.COMPLETED if done else Status.TRUNCATED).value
         reported = bound.report.final_answer
         record.final_answer = reported if reported is not None else final_answer(record.turns)
+
+    def _context(self, turn: int, gate: CallGate) -> CallContext:
+        """What the agent's model is told of a call."""
+        record, task, seed = self.record, self._prepared.task, self._resources.config.seed
+        key = (seed, record.round, record.task_id, record.model, record.attempt)
+        return CallContext(*key, turn, task.answer, task.script, gate)
 
     def _hooked(
         self,
@@ -340,7 +343,10 @@ class Rollout:
         if judge is None:
             known = ", ".join(config.judges) or "none"
             raise VerifierUnavailable(f"the run has no judge {name or 'that is its only one'} (judges: {known})")
-        context = CallContext(config.seed, record.round, record.task_id, judge.name, record.attempt)
+
+        def context(turn: int, gate: CallGate) -> CallContext:
+            return CallContext(config.seed, record.round, record.task_id, judge.name, record.attempt, turn, gate=gate)
+
         deadline = asyncio.get_running_loop().time() + self._prepared.verify_s
         return BoundJudge(judge, self._resources.models[judge.name], context, deadline, record)
 

@@ -70,7 +70,9 @@ def tool_calls(turns: Iterable[Turn]) -> dict[str, int]:
     for turn in turns:
         message = getattr(getattr(turn, "completion", None), "message", None)
         calls = message.get("tool_calls") if isinstance(message, dict) else None
-        for call in calls if isinstance(calls, list) else ():
+        if not isinstance(calls, list):
+            continue
+        for call in calls:
             function = call.get("function") if isinstance(call, dict) else None
             name = str(function.get("name"))[:MAX_NAME_CHARS] if isinstance(function, dict) else "?"
             name = name if name in counts or len(counts) < MAX_TOOLS else "(others)"

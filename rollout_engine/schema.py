@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
@@ -106,6 +107,9 @@ TRACE = pa.schema(list(TURN), metadata=METADATA)
 
 TURNS = pa.schema([("rollout_id", pa.string()), *TRACE], metadata=METADATA)
 
+_values = attrgetter(*LOG.names)
+"""A record's columns, in their order."""
+
 IDENTITY = ("round", "task_id", "model", "attempt")
 """The columns from which rollout_id and group_id are made."""
 
@@ -197,10 +201,9 @@ def batch_to_turns(rows: pa.RecordBatch | pa.Table) -> list[Turn]:
     return [turn_of(row) for row in rows.to_pylist()]
 
 
-def _column(name: str, kind: pa.DataType, records: Sequence[RolloutRecord]) -> pa.Array:
+def _column(name: str, kind: pa.DataType, values: Sequence[Any]) -> pa.Array:
     if name == "turns":
-        return turns_array(record.turns for record in records)
-    values = [getattr(record, name) for record in records]
+        return turns_array(values)
     if name in _TIMES:
         return pa.array([round(value * 1e6) for value in values], pa.int64()).cast(kind)
     if name == "score_components":
@@ -210,8 +213,9 @@ def _column(name: str, kind: pa.DataType, records: Sequence[RolloutRecord]) -> p
 
 def records_to_batch(records: Sequence[RolloutRecord]) -> pa.RecordBatch:
     """Rows of the commit log, in the order given."""
-    columns = [_column(field.name, field.type, records) for field in LOG]
-    return pa.RecordBatch.from_arrays(columns, schema=LOG)
+    columns = zip(*map(_values, records), strict=True) if records else [()] * len(LOG)
+    arrays = [_column(field.name, field.type, values) for field, values in zip(LOG, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=LOG)
 
 
 def batch_to_records(batch: pa.RecordBatch) -> list[RolloutRecord]:

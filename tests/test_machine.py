@@ -24,7 +24,7 @@ from tests.test_rollout import in_local, judged, talking
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> tuple[str, dict[str, Any]]:
-    """As in a host's process; asyncio's own loop keeps the timers that were cancelled, and what they knew, for a while."""
+    """As in a host's process: asyncio's own loop keeps cancelled timers, and what they knew, for a while."""
     return "asyncio", {"use_uvloop": True}
 
 

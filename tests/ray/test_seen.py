@@ -36,11 +36,11 @@ def scrape() -> dict[str, float]:
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     with urllib.request.urlopen(url, timeout=10) as reply:
         text = reply.read().decode()
-    ours = {"host", "model", "status", "boundary", "phase", "kind"}
+    ours = {"host", "model", "status", "boundary", "phase", "kind", "le"}
     found: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            if sample.name.startswith("ray_rollout_") and not sample.name.endswith("_bucket"):
+            if sample.name.startswith("ray_rollout_"):
                 labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()) if name in ours)
                 found[f"{sample.name}{{{labels}}}"] = sample.value
     return found
@@ -66,6 +66,8 @@ async def test_a_nodes_endpoint_has_the_numbers_of_driver_and_host(shared_ray: S
     host = f"host=host-0-e1,model={name}"
     assert found[f"ray_rollout_scores_total{{host=driver,model={name}}}"] == 40
     assert found[f"ray_rollout_model_call_seconds_count{{{host}}}"] == 40
+    assert found[f"ray_rollout_model_call_seconds_bucket{{host=host-0-e1,le=+Inf,model={name}}}"] == 40
+    assert found[f"ray_rollout_model_call_seconds_sum{{{host}}}"] > 0
     assert found[f"ray_rollout_model_retries_total{{{host}}}"] > 0
     assert found["ray_rollout_slots{host=host-0-e1}"] == engine.config.host.slots
     assert found["ray_rollout_commit_seconds_count{host=driver}"] > 0
