@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -18,11 +19,11 @@ import pytest
 from rollout_engine.agents.cli import claude_code, codex, gemini, mini_swe_agent, opencode
 from rollout_engine.agents.cli.factory import Factory
 from rollout_engine.agents.cli.install import Installer
-from rollout_engine.agents.cli.program import MOUNT
 from rollout_engine.engine import RolloutEngine
 from rollout_engine.store import open_run, read_rollouts
 from tests.agents_cli.conftest import BACKENDS, Serve, behind, needs_backend, serve, shell_task
 from tests.docker_here import left_of
+from tests.ray.rays import command
 
 __all__ = ["serve"]
 pytestmark = pytest.mark.ray
@@ -62,17 +63,15 @@ def needs(agent: str, backend: str) -> None:
     needs_backend(backend)
 
 
-def left(agent: str) -> list[str]:
-    """Processes of this program, in whatever sandbox."""
-    package, found = AGENTS[agent].program.package, []
-    assert package is not None
+def left(mark: str) -> list[str]:
+    """Processes with this in their environment, in whatever sandbox: agents, and what they started."""
+    found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            if mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(command(int(pid))[:200])
         except OSError:
             continue
-        if f"{MOUNT}/{package.program()}" in line:
-            found.append(line[:200])
     return found
 
 
@@ -85,9 +84,11 @@ async def test_an_agent_program_does_a_task(
     if RAY == "auto":
         request.getfixturevalue("shared_ray")
     task = shell_task("file", solution={"script": SCRIPT}, environment=ENVIRONMENTS[backend])
+    mark = f"ROLLOUT_MARK={secrets.token_hex(8)}"
+    options = {"cache": CACHE, "env": dict([mark.split("=")])}
     url = await serve([task], can={"skill": 1.0, "turns": 2}, cannot={"skill": 0.0, "turns": 2})
     async with RolloutEngine(
-        [behind(url, "can"), behind(url, "cannot")], k=K, agent=agent, agent_options={"cache": CACHE}, sandbox=backend,
+        [behind(url, "can"), behind(url, "cannot")], k=K, agent=agent, agent_options=options, sandbox=backend,
         ray=RAY, run_dir=tmp_path / "run", host={"slots": SLOTS}, limits={"max_turns": 6, "agent_s": 240},
     ) as engine:  # fmt: skip
         await engine.finish([task])
@@ -117,6 +118,6 @@ async def test_an_agent_program_does_a_task(
             assert all(turn.kept is None for turn in turns), "each call goes on from the one before"
             assert found["ended"] == "exit"
             assert any(message["role"] == "tool" for turn in turns for message in turn.messages)
-    assert left(agent) == []
+    assert left(mark) == []
     if backend == "docker":
         assert left_of(engine.run_id) == []
