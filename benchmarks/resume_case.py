@@ -142,7 +142,10 @@ def resumed(run_dir: Path, ray: str) -> Iterator[subprocess.Popen[str]]:
 def wait_until_gone(started: Mapping[int, str]) -> None:
     """Ray ends with its driver; what of it does not is killed. `started`: pids, and when the kernel started each."""
     deadline = time.monotonic() + GONE_S
-    while (left := [pid for pid, at in started.items() if process_start(pid) == at]) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        left = [pid for pid, at in started.items() if at and process_start(pid) == at]
+        if not left:
+            return
         time.sleep(SAMPLE_S)
     for pid in left:
         with suppress(ProcessLookupError):
