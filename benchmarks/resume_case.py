@@ -23,13 +23,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cases import ROOT, CaseError, scratch
 from benchmarks.measure import TICKS_PER_S, machine, median, peak_rss_mb, pss_mb, spread, table, tree
+from rollout_engine.store.epochs import process_start
 
 TO_REACH_S = 20.0
 SMALL = 1000
@@ -133,15 +134,18 @@ def resumed(run_dir: Path, ray: str) -> Iterator[subprocess.Popen[str]]:
         try:
             yield process
         finally:
-            started = [each.pid for each in tree(process.pid) if each.pid != process.pid]
+            started = {each.pid: process_start(each.pid) for each in tree(process.pid) if each.pid != process.pid}
             process.kill()
             wait_until_gone(started)
 
 
-def wait_until_gone(pids: list[int]) -> None:
-    """Ray ends with its driver; what of it does not is killed."""
+def wait_until_gone(started: Mapping[int, str]) -> None:
+    """Ray ends with its driver; what of it does not is killed. `started`: pids, and when the kernel started each."""
     deadline = time.monotonic() + GONE_S
-    while (left := [pid for pid in pids if Path(f"/proc/{pid}/stat").exists()]) and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        left = [pid for pid, at in started.items() if at and process_start(pid) == at]
+        if not left:
+            return
         time.sleep(SAMPLE_S)
     for pid in left:
         with suppress(ProcessLookupError):
