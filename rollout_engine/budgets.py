@@ -97,8 +97,7 @@ class ModelBudget:
         share = self._hosts[host]
         fresh = demand.traffic.refused > share.demand.traffic.refused
         if fresh:
-            others = sum(each.demand.in_flight for each in self._hosts.values() if each is not share)
-            self._refused_level = max(self._refused_level, demand.traffic.level + others)
+            self._refused_level = max(self._refused_level, self._level(share, demand))
         share.demand = demand
         share.wants_permits |= demand.wants_permits
         share.wants_calls |= demand.wants_calls
@@ -111,6 +110,17 @@ class ModelBudget:
         if longer:
             self.paused_until = ends
         return News(fresh, longer)
+
+    def _level(self, share: _Share, demand: Demand) -> int:
+        """Calls in flight when this host's last one was refused.
+
+        What the others have said of theirs is older than that, and low where they have begun anew since a pause. So
+        they are taken to use their permits no less than this host did.
+        """
+        level, permits = demand.traffic.level, self.permits
+        others = sum(each.demand.in_flight for each in self._hosts.values() if each is not share)
+        alike = 0 if permits is None else math.floor(level * permits.limit / max(demand.held, level, 1))
+        return max(level + others, alike)
 
     def _average(self, share: _Share, now: float) -> None:
         """The rates that a host uses: a moving average over USE_S."""

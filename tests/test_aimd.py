@@ -61,10 +61,10 @@ def test_nothing_grows_that_does_not_bind(story: list[tuple[int, int]]) -> None:
 def test_one_episode_of_refusals_is_one_cut() -> None:
     controller = Controller(AdaptiveSpec(start=100))
     controller.observe(Seen(10, 1, 100, 100, True), 0.0)
-    after = controller.cap
+    assert controller.cap == 99
     for step in range(1, 10):
-        controller.observe(Seen(0, 20, 90, 90, True), step * COOLDOWN_S / 10)
-    assert controller.cap == after < 100
+        controller.observe(Seen(0, 20, 99 - step, 90, True), step * COOLDOWN_S / 10)
+        assert controller.cap == 99 - step - 1  # no lower than what the refused calls say themselves
 
 
 def test_errors_that_are_no_429_change_nothing() -> None:
