@@ -37,6 +37,8 @@ RATE_BACK, RATE_GENTLE = 0.95, 0.9
 CAP_GENTLE = 0.98
 MIN_RATE = 0.2
 """Calls per second that a model is never cut below."""
+EPISODE = 0.5
+"""One episode of refusals leaves at least so much of a cap: how many were in flight is known roughly."""
 DEAD_RATE = 1.0
 """Calls per second to a server that refuses all of them."""
 COARSE = 0.1
@@ -91,6 +93,10 @@ class Controller:
     _cut_at: float = -math.inf
     _probed: bool = False
     """Whether a probe has caused the last episode of refusals."""
+    _charged: bool = False
+    """Whether further probes have to wait for what that episode cost."""
+    _least: float = 0.0
+    """Calls at once that an episode of refusals cuts no deeper than."""
     _failed: int = 0
     """Probes that were refused, one after the other."""
     _debt: float = 0.0
@@ -148,22 +154,29 @@ class Controller:
         early, lone = now < self._quiet_until, self._taken.since_refused >= LONE
         self._taken.since_refused = 0
         if not early:
-            self._probed = lone or (self._raised is not None and self._raised.value > self._raised.proven)
-        if self._probed:
-            # Only what probes cost is held against further ones: a server that refuses what it took is another case.
-            most = max(LONE, self._taken.per_s * MAX_QUIET_S)
-            self._debt = min(self._debt + seen.refused / REFUSED_SHARE, most)
-            longest_s = max(MAX_QUIET_S, seen.pause_s * MAX_QUIET_PAUSES)
-            usual_s = PROBE_S * 2**self._failed
-            self._probe_at = max(self._probe_at, now + max(PROBE_S, min(usual_s, seen.pause_s / PAUSED_SHARE, longest_s)))
-            self._failed = min(self._failed + (not early), 16)
+            self._probed = self._raised is not None and self._raised.value > self._raised.proven
+            self._charged = self._probed or lone
+        if self._charged:
+            self._charge(seen, not early, now)
         level = max(seen.level, 1)
         if not early:
             self._quiet_until = now + COOLDOWN_S + seen.pause_s
             knob, self._raised, self._cut_at = self._raised, None, now
             self._cut(knob, level, lone)
-        elif self._cap_refused:
-            self._cap.lower(max(level - 1, self._taken.most))
+        elif self._cap_refused and level - 1 < self._cap.value:
+            self._cap.lower(max(level - 1, self._taken.most, self._least))
+            if not self._probed:
+                # The server takes less than it did: what is known of it is coarse, and soon to be made finer.
+                self._failed, self._probe_at = 0, now + seen.pause_s + PROBE_S
+
+    def _charge(self, seen: Seen, anew: bool, now: float) -> None:
+        """What the probes to come have to wait for. A server that refuses many of what it took is another case."""
+        most = max(LONE, self._taken.per_s * MAX_QUIET_S)
+        self._debt = min(self._debt + seen.refused / REFUSED_SHARE, most)
+        longest_s = max(MAX_QUIET_S, seen.pause_s * MAX_QUIET_PAUSES)
+        usual_s = min(PROBE_S * 2**self._failed, seen.pause_s / PAUSED_SHARE, longest_s)
+        self._probe_at = max(self._probe_at, now + max(PROBE_S, usual_s))
+        self._failed = min(self._failed + anew, 16)
 
     def _cut(self, raised: Knob | None, level: int, lone: bool) -> None:
         """Takes back the last raise; where that cannot have been it, or there was none, cuts both knobs."""
@@ -210,7 +223,8 @@ class Controller:
     def _cut_cap(self, level: int, lone: bool) -> None:
         if lone:
             self._cap.falls = 0
-        self._cap.cut(max(level - 1, self._taken.most, self.spec.floor))
+        self._least = EPISODE * self._cap.value
+        self._cap.cut(max(level - 1, self._taken.most, self._least))
         self._taken.doubt()
 
     def _grow(self, binds: bool, rate_binds: bool, now: float) -> None:

@@ -71,7 +71,7 @@ class Planning:
         board.progress.before += board.space.per_slot - opened.left
         if opened.left:
             submission.open_slots += 1
-        subjects = subjects_of(task)
+        subjects = subjects_of(task, board.config.agent)
         for tries in groups:
             board.scheduler.add_group(tries, subjects)
         self._intake.bury()
