@@ -222,7 +222,12 @@ def test_whatever_fails_each_key_ends_once_and_what_is_paused_is_started_by_one_
 ) -> None:
     scheduler = Scheduler(KeySpace(1, 3), RULES)
     for slot in range(tasks):
-        subjects = (Subject("verifier", "code"), Subject("agent", "cli"), IMAGE if slot % 2 else OTHER, Subject("setup", f"t{slot}"))
+        subjects = (
+            Subject("verifier", "code"),
+            Subject("agent", "cli"),
+            IMAGE if slot % 2 else OTHER,
+            Subject("setup", f"t{slot}"),
+        )
         scheduler.add_group([Try(key) for key in scheduler.space.group_keys(slot)], subjects)
     hosts, ended, now = ["h0", "h1", "h2"], Counter[int](), 0.0
     for host in hosts:
