@@ -174,9 +174,9 @@ class Controller:
         most = max(LONE, self._taken.per_s * MAX_QUIET_S)
         self._debt = min(self._debt + seen.refused / REFUSED_SHARE, most)
         longest_s = max(MAX_QUIET_S, seen.pause_s * MAX_QUIET_PAUSES)
-        usual_s = min(PROBE_S * 2**self._failed, seen.pause_s / PAUSED_SHARE, longest_s)
+        usual_s = min(PROBE_S * 2 ** min(self._failed, 16), seen.pause_s / PAUSED_SHARE, longest_s)
         self._probe_at = max(self._probe_at, now + max(PROBE_S, usual_s))
-        self._failed = min(self._failed + anew, 16)
+        self._failed += anew
 
     def _cut(self, raised: Knob | None, level: int, lone: bool) -> None:
         """Takes back the last raise; where that cannot have been it, or there was none, cuts both knobs."""

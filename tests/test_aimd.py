@@ -179,7 +179,7 @@ CROWDS = st.builds(
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(CROWDS)
 def test_it_uses_nine_tenths_of_any_limit_and_goes_with_it(crowd: Crowd) -> None:
     judge(crowd)
