@@ -7,7 +7,9 @@ single-turn rollouts, as many as the limit takes in the given seconds, run on in
 are read every half second. Steady state is from the end of the warm-up to 2 s before the last answer: `throughput` is
 the answers per second there as a part of those of a run that was told the limit (just before, on the same machine in
 the same state), `of limit` as a part of what the limit allows on a machine that costs no time, `refused` the part of
-calls that got a 429. Every rollout must have its row, and none may have failed.
+calls that got a 429. `in use` is the mean number of calls in flight at the server, as a part of the limit where that is
+one of calls at once: what calls cost before and after the server is missing from it. Every rollout must have its row,
+and none may have failed.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class Shape(NamedTuple):
     full: float
     told: dict[str, Any]
     """The same limit as a client is told it."""
+    latency_ms: float = LATENCY_MS
 
 
 def shapes() -> list[Shape]:
@@ -69,20 +72,26 @@ class Sample(NamedTuple):
     at: float
     answered: int
     refused: int
+    in_flight_s: float
+    """Seconds of calls in flight, added up over them."""
 
 
-async def measure(shape: Shape, hosts: int, seconds: float) -> dict[str, Any]:
+async def measure(shape: Shape, hosts: int, seconds: float, warm_up_s: float = WARM_UP_S) -> dict[str, Any]:
     """A run that is told the limit, and one that finds it out."""
     told, _ = await run(shape, hosts, TOLD_S, shape.told)
     found, ended = await run(shape, hosts, seconds, {"max_concurrency": "auto"})
-    of_limit = judged(told, TOLD_S / 4)["per_s"]
-    steady = judged(found, WARM_UP_S)
+    known = judged(told, TOLD_S / 4)
+    of_limit = known["per_s"]
+    steady = judged(found, warm_up_s)
+    at_once = shape.limits.concurrency
     return {
         "limit": shape.name,
         "hosts": hosts,
         "throughput": steady["per_s"] / of_limit,
         "of limit": steady["per_s"] / shape.full,
         "told, of limit": of_limit / shape.full,
+        "in use": None if at_once is None else steady["in_flight"] / at_once,
+        "told, in use": None if at_once is None else known["in_flight"] / at_once,
         "refused_%": steady["refused_%"],
         "refused_before_%": steady["refused_before_%"],
         "steady_s": steady["steady_s"],
@@ -95,7 +104,7 @@ async def run(shape: Shape, hosts: int, seconds: float, model: dict[str, Any]) -
     n, name = int(shape.full * seconds), "m"
     verifier = {"type": "match", "expected": "1"}
     tasks = [Task(task_id=f"t{i}", prompt="?", verifier=verifier, solution="1") for i in range(n)]
-    served = {name: ModelSpec(name=name, kind="scripted", options={"latency_ms": LATENCY_MS})}
+    served = {name: ModelSpec(name=name, kind="scripted", options={"latency_ms": shape.latency_ms})}
     solutions = {task.task_id: "1" for task in tasks}
     samples: list[Sample] = []
     with (
@@ -111,7 +120,7 @@ async def run(shape: Shape, hosts: int, seconds: float, model: dict[str, Any]) -
             work = asyncio.create_task(engine.finish(tasks))
             while not work.done():
                 stats = await asyncio.to_thread(server.stats)
-                samples.append(Sample(time.monotonic(), stats["answered"], stats["busy"]))
+                samples.append(Sample(time.monotonic(), stats["answered"], stats["busy"], stats["in_flight_s"]))
                 await asyncio.wait({work}, timeout=SAMPLE_S)
             await work
             limits = dict(engine.progress.limits)
@@ -136,6 +145,7 @@ def judged(samples: Sequence[Sample], warm_up_s: float) -> dict[str, float]:
     answered, refused = last.answered - first.answered, last.refused - first.refused
     return {
         "per_s": answered / (last.at - first.at),
+        "in_flight": (last.in_flight_s - first.in_flight_s) / (last.at - first.at),
         "refused_%": 100 * refused / max(1, refused + answered),
         "refused_before_%": 100 * first.refused / max(1, first.refused + first.answered),
         "steady_s": last.at - first.at,

@@ -8,13 +8,13 @@ What a probe may cost is budgeted: above the proven level it goes only when refu
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rollout_engine.config import AdaptiveSpec
-from rollout_engine.knob import LATE_START, PROBE, PROBE_BACK, SLOW_START, Knob
+from rollout_engine.knob import LATE_START, PROBE, SLOW_START, Knob
 from rollout_engine.latency import Latency
+from rollout_engine.taken import Taken
 
 STEP_S = 1.0
 """Shortest time between two raises, and half of it before the first refusal; at least three calls long."""
@@ -27,19 +27,26 @@ REFUSED_SHARE = 0.01
 PAUSED_SHARE = 0.02
 """Of the time so much may be spent in pauses that probes caused."""
 MAX_QUIET_S = 60.0
-"""At least so often a knob that binds is probed, whatever that costs: a limit may have been raised."""
-RATE_WINDOW_S = 2.0
-"""The rate that a server was seen to take is measured over this time."""
+"""At least so often a knob that binds is probed, whatever the pauses cost: a limit may have been raised."""
+MAX_QUIET_PAUSES = 20.0
+"""That time is longer after a longer pause: so many times its length."""
+LONE = 100
+"""A refusal after so many answers is a lone one: it costs a level that was fine before little."""
+RATE_BACK, RATE_GENTLE = 0.95, 0.9
+"""What a server saved up let a rate above its limit stand for a while, and is used up now."""
+CAP_GENTLE = 0.98
 MIN_RATE = 0.2
 """Calls per second that a model is never cut below."""
+EPISODE = 0.5
+"""One episode of refusals leaves at least so much of a cap: how many were in flight is known roughly."""
 DEAD_RATE = 1.0
 """Calls per second to a server that refuses all of them."""
 COARSE = 0.1
 """A step of the cap that is larger than this part of it is probed under a rate: that tells which of them is refused."""
+DOUBT = 4
+"""Every so many refused probes it is asked again which of the knobs is refused."""
 FORGET_RATE_S = 30.0
 """A rate that has not bound for so long is dropped."""
-SAFE_S = 30.0
-"""For so long what a server took counts as proof that it is not too much."""
 NEARLY = 0.8
 """A knob binds where calls wait for it and so much of it is in use."""
 
@@ -72,6 +79,12 @@ class Controller:
     spec: AdaptiveSpec
     _cap: Knob = field(init=False)
     _rate: Knob | None = None
+    _trial: bool = True
+    """The rate is there to tell which of the knobs is refused, and was not itself refused so far."""
+    _cap_refused: bool = False
+    """What was refused last was the number of calls at once."""
+    _sure: bool = False
+    """And so many of them as the time before: no rate is needed to tell."""
     _raised: Knob | None = None
     """The knob that the next refusal is put down to."""
     _quiet_until: float = -math.inf
@@ -80,22 +93,23 @@ class Controller:
     _cut_at: float = -math.inf
     _probed: bool = False
     """Whether a probe has caused the last episode of refusals."""
+    _charged: bool = False
+    """Whether further probes have to wait for what that episode cost."""
+    _least: float = 0.0
+    """Calls at once that an episode of refusals cuts no deeper than."""
+    _failed: int = 0
+    """Probes that were refused, one after the other."""
     _debt: float = 0.0
     """Calls that must be answered before the next probe."""
-    _answers: deque[tuple[float, int]] = field(default_factory=deque)
-    _peaks: deque[tuple[float, float]] = field(default_factory=deque)
-    """(until when it counts, calls per second that were taken), the highest first."""
-    _usual: float = 0.0
-    """Calls in flight of late."""
-    _safe: deque[tuple[float, float]] = field(default_factory=deque)
-    """(until when it counts, calls in flight that were taken), the highest first."""
+    _taken: Taken = field(default_factory=Taken)
     _rate_bound_at: float = -math.inf
     _latency: Latency = field(init=False)
 
     def __post_init__(self) -> None:
         spec = self.spec
-        self._cap = Knob(min(max(spec.start, spec.floor), spec.ceiling), spec.floor, spec.ceiling, 1.0)
-        self._rate = Knob(float(spec.start), MIN_RATE, math.inf, MIN_RATE)
+        start = min(max(spec.start, spec.floor), spec.ceiling)
+        self._cap = Knob(start, spec.floor, spec.ceiling, unit=1.0, back=1.0, gentle=CAP_GENTLE)
+        self._rate = _rate_knob(float(spec.start))
         self._latency = Latency(spec.latency_factor)
 
     @property
@@ -110,102 +124,144 @@ class Controller:
 
     def observe(self, seen: Seen, now: float) -> None:
         """Takes in what was seen since the last time, and moves the limits."""
-        accepted = self._measure(seen, now)
+        self._debt = max(0.0, self._debt - seen.answered)
+        self._latency.add(seen.answered, seen.latency_s)
+        call_s = self._latency.recent
+        # Of those that are in flight after a refusal some began before it.
+        in_flight = seen.in_flight if seen.answered and now >= max(self._quiet_until, self._cut_at + 2 * call_s) else 0
+        self._taken.see(seen.answered, 0 if seen.refused else in_flight, call_s, now)
         binds = seen.wants_permits and seen.in_flight >= NEARLY * self.cap
-        rate_binds = self._rate is not None and seen.wants_rate and accepted >= NEARLY * self._rate.value
+        rate_binds = self._rate is not None and seen.wants_rate and self._taken.per_s >= NEARLY * self._rate.value
         if rate_binds or self._rate_bound_at == -math.inf:
             self._rate_bound_at = now
         elif self._rate is not None and now - self._rate_bound_at > FORGET_RATE_S and binds:
             self._rate = None
         if seen.refused:
-            self._refused(seen, accepted, now)
+            self._refused(seen, now)
         elif now >= self._quiet_until:
-            verdict = self._latency.judge(self._cap.value, seen.in_flight, now)
-            if verdict is not None:
-                self._cap.settle(verdict)
-                self._probe_at = now + PROBE_S
-                self._pause_steps(now)
-            elif now >= self._step_at and self._latency.allows_growth(now):
-                self._grow(binds, rate_binds, accepted, now)
+            self._move(seen, binds, rate_binds, now)
 
-    def _measure(self, seen: Seen, now: float) -> float:
-        """Notes what the server took; calls per second of late."""
-        self._debt = max(0.0, self._debt - seen.answered)
-        self._latency.add(seen.answered, seen.latency_s)
-        weight = 1 - math.exp(-min(1.0, now - self._answers[-1][0]) / RATE_WINDOW_S) if self._answers else 1.0
-        self._usual += weight * (seen.in_flight - self._usual)
-        self._answers.append((now, seen.answered))
-        while len(self._answers) > 2 and self._answers[1][0] <= now - RATE_WINDOW_S:
-            self._answers.popleft()
-        _best(self._safe, now, seen.in_flight if seen.answered and not seen.refused else 0)
-        span = now - self._answers[0][0]
-        accepted = sum(count for at, count in list(self._answers)[1:]) / span if span > 0 else 0.0
-        _best(self._peaks, now, accepted if span >= RATE_WINDOW_S else 0)
-        return accepted
+    def _move(self, seen: Seen, binds: bool, rate_binds: bool, now: float) -> None:
+        verdict = self._latency.judge(self._cap.value, seen.in_flight, now)
+        if verdict is not None:
+            self._cap.settle(verdict)
+            self._probe_at = now + PROBE_S
+            self._pause_steps(now)
+        elif now >= self._step_at and self._latency.allows_growth(now):
+            self._grow(binds, rate_binds, now)
 
-    def _refused(self, seen: Seen, accepted: float, now: float) -> None:
-        early = now < self._quiet_until
+    def _refused(self, seen: Seen, now: float) -> None:
+        early, lone = now < self._quiet_until, self._taken.since_refused >= LONE
+        self._taken.since_refused = 0
         if not early:
             self._probed = self._raised is not None and self._raised.value > self._raised.proven
-        if self._probed:
-            # Only what probes cost is held against further ones: a server that refuses what it took is another case.
-            self._debt = min(self._debt + seen.refused / REFUSED_SHARE, max(accepted, 1.0) * MAX_QUIET_S)
-            self._probe_at = max(self._probe_at, now + min(max(PROBE_S, seen.pause_s / PAUSED_SHARE), MAX_QUIET_S))
+            self._charged = self._probed or lone
+        if self._charged:
+            self._charge(seen, not early, now)
+        level = max(seen.level, 1)
         if not early:
             self._quiet_until = now + COOLDOWN_S + seen.pause_s
             knob, self._raised, self._cut_at = self._raised, None, now
-            self._cut(knob, max(seen.level, 1), accepted)
+            self._cut(knob, level, lone)
+        elif self._cap_refused and level - 1 < self._cap.value:
+            self._cap.lower(max(level - 1, self._taken.most, self._least))
+            if not self._probed:
+                # The server takes less than it did: what is known of it is coarse, and soon to be made finer.
+                self._failed, self._probe_at = 0, now + seen.pause_s + PROBE_S
 
-    def _cut(self, raised: Knob | None, level: int, accepted: float) -> None:
+    def _charge(self, seen: Seen, anew: bool, now: float) -> None:
+        """What the probes to come have to wait for. A server that refuses many of what it took is another case."""
+        most = max(LONE, self._taken.per_s * MAX_QUIET_S)
+        self._debt = min(self._debt + seen.refused / REFUSED_SHARE, most)
+        longest_s = max(MAX_QUIET_S, seen.pause_s * MAX_QUIET_PAUSES)
+        usual_s = min(PROBE_S * 2 ** min(self._failed, 16), seen.pause_s / PAUSED_SHARE, longest_s)
+        self._probe_at = max(self._probe_at, now + max(PROBE_S, usual_s))
+        self._failed += anew
+
+    def _cut(self, raised: Knob | None, level: int, lone: bool) -> None:
         """Takes back the last raise; where that cannot have been it, or there was none, cuts both knobs."""
-        safe = self._safe[0][1] if self._safe else 0
-        too_many = level >= NEARLY * safe
+        most = self._taken.most
+        too_many, first = level >= NEARLY * most, math.isinf(self._cap.proven)
         # A cap that does not bind is worth nothing, and may hide that it is what was refused.
-        idle = self._cap.value - max(level - 1, math.ceil(self._usual), self._cap.floor)
-        if raised is self._cap and too_many:
-            self._cut_cap(level)
+        used, before = max(level - 1, math.ceil(most), self._cap.floor), self._cap.proven
+        if self._cap.value > before and level > before:
+            used = before  # so many at once have not stood before
+        if raised is not None and raised is self._rate and self._cap.value < used + 1:
+            self._cut_rate(lone)
         elif raised is not None and raised is self._rate:
-            if idle >= 1:
-                self._cap.settle(self._cap.value - idle)  # if it was not that, the rate is cut next time
-            else:
-                raised.cut()
+            self._cap.settle(used)  # if it was not that, the rate is cut next time
+            self._blame_cap(before)
+        elif too_many and (raised is self._cap or (self._trial and (lone or first))):
+            self._cut_cap(level, lone)
+            self._blame_cap(before)
         else:
             if too_many:
-                self._cut_cap(level)
-            self._cut_rate(accepted)
+                self._cut_cap(level, lone)
+            self._cut_rate(lone)
 
-    def _cut_rate(self, accepted: float) -> None:
+    def _blame_cap(self, before: float) -> None:
+        """`before`: what was proven."""
+        self._sure = abs(self._cap.proven - before) <= max(self._cap.unit, PROBE * before)
+        self._cap_refused = True
+        if self._trial:
+            self._rate = None
+
+    def _cut_rate(self, lone: bool) -> None:
+        self._cap_refused = self._sure = self._trial = False
         if self._rate is None:
             # What a server takes while it refuses more is what it takes.
-            measured = max(self._peaks[0][1] if self._peaks else accepted, MIN_RATE)
-            self._rate = Knob(max(PROBE_BACK * measured, MIN_RATE), MIN_RATE, math.inf, MIN_RATE, measured)
+            measured = max(self._taken.fastest, MIN_RATE)
+            self._rate = _rate_knob(RATE_BACK * measured, measured)
             self._rate_bound_at = self._cut_at
             return
+        if lone:
+            self._rate.falls = 0
         self._rate.cut()
-        if not accepted:
+        if not self._taken.per_s:
             self._rate.value = min(self._rate.value, DEAD_RATE)
 
-    def _cut_cap(self, level: int) -> None:
-        self._cap.cut(max(level - 1, self.spec.floor))
-        self._safe.clear()
+    def _cut_cap(self, level: int, lone: bool) -> None:
+        if lone:
+            self._cap.falls = 0
+        self._least = EPISODE * self._cap.value
+        self._cap.cut(max(level - 1, self._taken.most, self._least))
+        self._taken.doubt()
 
-    def _grow(self, binds: bool, rate_binds: bool, accepted: float, now: float) -> None:
-        """Raises one knob that binds: one below its proven level first, then the one that was not raised last."""
+    def _grow(self, binds: bool, rate_binds: bool, now: float) -> None:
+        """Raises one knob that binds: one below its proven level first, then the one that was not refused last."""
         knobs = [self._cap] if binds and self._cap.value < self._cap.ceiling else []
         if rate_binds and self._rate is not None:
             knobs.append(self._rate)
-        may_probe = (self._debt <= 0 and now >= self._probe_at) or now >= self._cut_at + MAX_QUIET_S
+        may_probe = self._debt <= 0 and now >= self._probe_at
         knobs = [knob for knob in knobs if may_probe or not knob.probing or math.isinf(knob.proven)]
         if not knobs:
             return
-        knob = min(knobs, key=lambda knob: (knob.probing, knob is self._raised))
-        fine = knob is not self._cap or not knob.probing or knob.unit <= COARSE * knob.value
-        if not fine and self._rate is None and math.isfinite(knob.proven) and accepted > 0:
-            self._rate = Knob(accepted * (1 + PROBE), MIN_RATE, math.inf, MIN_RATE, accepted)
-            self._rate_bound_at = now
-        knob.step(SLOW_START if self._cut_at == -math.inf else LATE_START)
+        starting = self._cut_at == -math.inf
+        last = self._raised if starting else self._cap if self._cap_refused else self._rate
+        knob = min(knobs, key=lambda knob: (knob.probing, knob is last))
+        if knob is self._cap and not self._pace_probe(now):
+            return
+        if knob.value > knob.proven:
+            self._failed = 0  # the last probe stood
+        clear = knob is self._rate and self._cap_refused  # it only hinders: well out of the way, or refused
+        knob.step(SLOW_START if starting else LATE_START, 1 / NEARLY - 1 if clear else PROBE)
         self._raised = knob
         self._pause_steps(now)
+
+    def _pace_probe(self, now: float) -> bool:
+        """One call more at once is many more per second where they are few: a rate tells which of them is refused.
+
+        False: how many there are is not known yet.
+        """
+        cap, per_s = self._cap, self._taken.per_s
+        known = self._sure and self._failed % DOUBT
+        fine = known or not cap.probing or math.isinf(cap.proven) or cap.unit <= COARSE * cap.value
+        if not fine and self._rate is None:
+            if not per_s:
+                return False
+            self._rate, self._trial = _rate_knob(per_s * (1 + PROBE), per_s), True
+            self._rate_bound_at = now
+        return True
 
     def _pause_steps(self, now: float) -> None:
         self._latency.changed(now)
@@ -213,11 +269,5 @@ class Controller:
         self._step_at = now + max(STEP_S / 2 if starting else STEP_S, 3 * self._latency.typical)
 
 
-def _best(best: deque[tuple[float, float]], now: float, value: float) -> None:
-    """Keeps the highest of the values that were added in the last SAFE_S in front."""
-    while best and best[0][0] <= now:
-        best.popleft()
-    if value > 0:
-        while best and best[-1][1] <= value:
-            best.pop()
-        best.append((now + SAFE_S, value))
+def _rate_knob(value: float, proven: float = math.inf) -> Knob:
+    return Knob(max(value, MIN_RATE), MIN_RATE, math.inf, MIN_RATE, RATE_BACK, RATE_GENTLE, proven)

@@ -224,6 +224,7 @@ class Board:
             hosts=hosts,
             breakers=self.scheduler.breakers,
             lent=self.budgets.lent,
+            limits=self.budgets.limits,
             state="ended" if ended else "draining" if draining else "behind" if self.behind else "running",
         )
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from rollout_engine.aimd import Controller, Seen
 from rollout_engine.config import ModelSpec
 from rollout_engine.exchange import Demand, Lease, Traffic
 from rollout_engine.leases import PermitLease, RateLease
+from rollout_engine.lending import CallLimits, Lent, News
 
 CONTROL_S = 0.25
 """How often limits that adapt are looked at."""
@@ -21,25 +21,6 @@ PAUSE_GRAIN_S = 0.02
 """A pause that is longer by less than this is the same one."""
 WAITING_S = 1.0
 """Calls that wait for their turn should be gone in this time."""
-
-
-class Lent(NamedTuple):
-    """What goes to a host with the next request."""
-
-    leases: dict[str, Lease]
-    starved: bool
-    """It got fewer permits than it could use."""
-    watched: bool
-    """It has calls to a model with a rate or with limits that adapt: it should be asked again soon."""
-
-
-class News(NamedTuple):
-    """What a host's report means for the others."""
-
-    refused: bool
-    """The server has refused calls."""
-    pause: bool
-    """It has asked for a pause that the others have not heard of."""
 
 
 class _Share:
@@ -97,8 +78,7 @@ class ModelBudget:
         share = self._hosts[host]
         fresh = demand.traffic.refused > share.demand.traffic.refused
         if fresh:
-            others = sum(each.demand.in_flight for each in self._hosts.values() if each is not share)
-            self._refused_level = max(self._refused_level, demand.traffic.level + others)
+            self._refused_level = max(self._refused_level, self._level(share, demand))
         share.demand = demand
         share.wants_permits |= demand.wants_permits
         share.wants_calls |= demand.wants_calls
@@ -111,6 +91,17 @@ class ModelBudget:
         if longer:
             self.paused_until = ends
         return News(fresh, longer)
+
+    def _level(self, share: _Share, demand: Demand) -> int:
+        """Calls in flight when this host's last one was refused.
+
+        What the others have said of theirs is older than that, and low where they have begun anew since a pause. So
+        they are taken to use their permits no less than this host did.
+        """
+        level, permits = demand.traffic.level, self.permits
+        others = sum(each.demand.in_flight for each in self._hosts.values() if each is not share)
+        alike = 0 if permits is None else math.floor(level * permits.limit / max(demand.held, level, 1))
+        return max(level + others, alike)
 
     def _average(self, share: _Share, now: float) -> None:
         """The rates that a host uses: a moving average over USE_S."""
@@ -225,11 +216,10 @@ class ModelBudget:
         return lines
 
     @property
-    def found(self) -> str:
-        """The limits of now, in words."""
-        assert self.controller is not None
-        rate = self.controller.rate
-        return f"{self.controller.cap} calls at once" + ("" if rate is None else f", {rate:.3g} calls/s")
+    def limits(self) -> CallLimits:
+        """What holds now."""
+        at_once = None if self.permits is None else int(self.permits.limit)
+        return CallLimits(at_once, None if self.calls is None else self.calls.limit, self.controller is not None)
 
 
 class Budgets:
@@ -272,9 +262,14 @@ class Budgets:
         return [model.calls_at_once for model in self.models]
 
     @property
+    def limits(self) -> dict[str, CallLimits]:
+        """What holds now, by model; those without a limit too."""
+        return {model.name: model.limits for model in self.models}
+
+    @property
     def found(self) -> dict[str, str]:
         """What limits that adapt have found, in words, by model."""
-        return {model.name: model.found for model in self.models if model.controller is not None}
+        return {name: str(limits) for name, limits in self.limits.items() if limits.adaptive}
 
     def describe(self) -> list[str]:
         """Who is lent what, and who waits, one line for each model that has budgets."""

@@ -1,7 +1,7 @@
 """Who is to blame for a failure, and which breakers that opens: pure, no I/O, no clock.
 
-Every row says something about some of: its model, the host that it ran on, the image of its sandbox, the setup of
-its task, the kind of its verifier. Each has a breaker of its own; but for the models', only those that have
+Every row says something about some of: its model, its agent, the host that it ran on, the image of its sandbox, the
+setup of its task, the kind of its verifier. Each has a breaker of its own; but for the models', only those that have
 something against them are kept.
 """
 
@@ -15,13 +15,14 @@ from rollout_engine.config import RetrySpec
 from rollout_engine.specs import Task
 from rollout_engine.types import Boundary
 
-SubjectKind: TypeAlias = Literal["model", "host", "image", "setup", "verifier"]
+SubjectKind: TypeAlias = Literal["model", "agent", "host", "image", "setup", "verifier"]
 
 MAX_SUBJECTS = 10_000
 """Subjects with something against them that are remembered; the oldest are forgotten first."""
 
 BOUNDARY_OF: dict[SubjectKind, Boundary] = {
     "model": Boundary.MODEL,
+    "agent": Boundary.AGENT,
     "host": Boundary.SANDBOX,
     "image": Boundary.SANDBOX,
     "setup": Boundary.SETUP,
@@ -29,7 +30,12 @@ BOUNDARY_OF: dict[SubjectKind, Boundary] = {
 }
 """What the rows of rollouts say that were given up with a subject."""
 
-_NOT_THE_MODELS = frozenset({Boundary.SANDBOX.value, Boundary.SETUP.value, Boundary.HOST.value})
+_NOT_THE_MODELS = frozenset(
+    {Boundary.AGENT.value, Boundary.SANDBOX.value, Boundary.SETUP.value, Boundary.HOST.value, Boundary.TASK.value}
+)
+
+_JUDGED_BY_TASKS = frozenset({"agent", "verifier"})
+"""Kinds whose failures with one task count once in a row: it may be the task that they cannot work with."""
 
 
 class Subject(NamedTuple):
@@ -56,9 +62,9 @@ class Outcome(NamedTuple):
     """The agent ended as it should, and its verifier came to no finding."""
 
 
-def subjects_of(task: Task) -> tuple[Subject, ...]:
+def subjects_of(task: Task, agent: str) -> tuple[Subject, ...]:
     """What all rollouts of a task depend on, whatever their model and host."""
-    found = [Subject("verifier", _kind_of(task.verifier or {}))]
+    found = [Subject("verifier", _kind_of(task.verifier or {})), Subject("agent", agent)]
     env = task.environment
     root = env and (env.image or env.directory or env.tar)
     if root:
@@ -89,6 +95,8 @@ def finding(kind: SubjectKind, outcome: Outcome) -> bool | None:
         return None if outcome.failed and boundary in _NOT_THE_MODELS else not outcome.failed
     if kind == "verifier":
         return None if outcome.failed else not outcome.no_verdict
+    if kind == "agent":
+        return (False if boundary == Boundary.AGENT else None) if outcome.failed else True
     if outcome.failed and boundary == (Boundary.SETUP if kind == "setup" else Boundary.SANDBOX):
         return False
     return True if outcome.boxed else None
@@ -129,7 +137,7 @@ class Circuits:
     # -- what is learned ----------------------------------------------------------------------------------------
 
     def ended(self, key: int, slot: int, model: int, subjects: Sequence[Subject], outcome: Outcome, now: float) -> None:
-        """A rollout has its row. `slot` is its task's: a verifier is judged by different tasks."""
+        """A rollout has its row. `slot` is its task's: agents and verifiers are judged by different tasks."""
         _learn(self.models[model], finding("model", outcome), key, outcome.kind, now)
         if not self._others and not outcome.kind:
             return
@@ -139,7 +147,7 @@ class Circuits:
             if breaker is None and good is False:
                 breaker = self._others[subject] = self._make(subject)
             if breaker is not None:
-                _learn(breaker, good, key, outcome.kind, now, slot if subject.kind == "verifier" else None)
+                _learn(breaker, good, key, outcome.kind, now, slot if subject.kind in _JUDGED_BY_TASKS else None)
                 if breaker.state is BreakerState.CLOSED and not breaker.count:
                     del self._others[subject]
 

@@ -6,11 +6,7 @@ import math
 from dataclasses import dataclass
 
 DECREASE = 0.8
-"""A knob is cut to so much of itself by refusals at a level that was fine before."""
-FIRST_DECREASE = 0.9
-"""The same for the first of them: what stood only because a server saved something up is not far off."""
-PROBE_BACK = 0.95
-"""A knob whose probe was refused goes back to so much of the level that it has proven."""
+"""A knob is cut to so much of itself by refusals that follow on others, at a level that was fine before."""
 SLOW_START = 1.5
 """Factor of each step before the first refusal."""
 LATE_START = 1.1
@@ -30,43 +26,49 @@ class Knob:
     ceiling: float
     unit: float
     """Its smallest step."""
+    back: float
+    """A refused probe takes it back to so much of the proven level."""
+    gentle: float
+    """The first refusal at a level that was fine before cuts it to so much of itself."""
     proven: float = math.inf
     """Infinite before the first refusal."""
     probes: int = 0
     """Steps above the proven level that stood, one after the other."""
     falls: int = 0
-    """Cuts since then."""
+    """Cuts since then, but for those of refused probes."""
 
     @property
     def probing(self) -> bool:
         return math.isinf(self.proven) or self.value >= self.proven
 
-    def step(self, slow_start: float = SLOW_START) -> None:
-        """One raise; before the first refusal by the factor `slow_start`."""
+    def step(self, slow_start: float = SLOW_START, probe: float = PROBE) -> None:
+        """One raise; before the first refusal by the factor `slow_start`, above what is proven by the part `probe`."""
         if math.isinf(self.proven):
             self._to(max(self.value + self.unit, self.value * slow_start))
         elif self.value < self.proven:
             self._to(min(self.proven, self.value + max(self.unit, RECOVER * self.proven)))
         else:
             self.proven, self.falls = self.value, 0
-            self._to(self.value + max(self.unit, PROBE * self.value) * 2 ** (self.probes // 2))
+            self._to(self.value + max(self.unit, probe * self.value) * 2 ** (self.probes // 2))
             self.probes = min(self.probes + 1, 16)
 
     def cut(self, at_most: float = math.inf) -> None:
         """One refusal: back to what was proven, or below it where that is no longer true."""
-        if math.isinf(self.proven):
-            self.proven = min(self.value, at_most)
-            self._to(PROBE_BACK * self.proven)
-        elif self.value > self.proven:
-            self.proven = min(self.proven, at_most)
-            self._to(PROBE_BACK * self.proven)
+        if self.value > self.proven or math.isinf(self.proven):
+            self.proven = min(self.proven, self.value, at_most)
+            self._to(self.back * self.proven)
         else:
-            factor = DECREASE if self.falls else FIRST_DECREASE
+            fallen = min((DECREASE if self.falls else self.gentle) * self.value, self.value - self.unit)
             self.falls += 1
-            self.proven = min(self.value * (1 + factor) / 2 if self.falls > 1 else self.proven * PROBE_BACK, at_most)
-            self._to(min(factor * self.value, self.proven))
+            self.proven = min((self.value + fallen) / 2, at_most)
+            self._to(min(fallen, self.proven))
         self.proven = min(max(self.proven, self.floor), self.ceiling)
         self.probes = 0
+
+    def lower(self, at_most: float) -> None:
+        """More of the same refusal: it says that the proven level is no higher than this."""
+        self.proven = max(min(self.proven, at_most), self.floor)
+        self._to(min(self.value, self.proven))
 
     def settle(self, value: float) -> None:
         """Goes there, and takes it for proven."""

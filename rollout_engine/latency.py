@@ -13,6 +13,8 @@ FEW_SAMPLES = 10
 """Calls whose typical latency may be the server's usual one."""
 MIN_SAMPLES = 30
 """Calls whose typical latency is taken for that of the server."""
+RECENT = 16
+"""Calls that the latency of late is a mean of."""
 
 
 @dataclass(slots=True)
@@ -25,6 +27,8 @@ class Latency:
 
     factor: float | None
     typical: float = 0.0
+    recent: float = 0.0
+    """Typical seconds of the last calls; 0 before the first."""
     _normal: float = math.inf
     _all_count: int = 0
     """Samples of whatever cap: the lowest latency may be the first, of when there were few calls."""
@@ -39,6 +43,8 @@ class Latency:
 
     def add(self, count: int, latency_s: float | None) -> None:
         if count and latency_s is not None and latency_s > 0:
+            weight = min(1.0, count / RECENT) if self.recent else 1.0
+            self.recent = math.exp((1 - weight) * math.log(self.recent or 1.0) + weight * math.log(latency_s))
             self._count += count
             self._logs += count * math.log(latency_s)
             self._all_count += count

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
@@ -61,7 +61,7 @@ class Monitor:
         self._heard: dict[str, float] = {}
         self._gone = Snapshot()
         """What hosts had counted that are served no more."""
-        self._tokens = {model.name: Rate() for model in models}
+        self._tokens = defaultdict[str, Rate](Rate, {model.name: Rate() for model in models})
         self._ended = Rate()
         self._next = 0.0
         self._writing: asyncio.Task[None] | None = None
@@ -167,6 +167,7 @@ class Monitor:
             SeenHost(each, max(glance.now - self._heard.get(each.host_id, glance.now), 0.0), vitals.get(each.host_id))
             for each in glance.hosts
         ]
+        breakers = {spec.name: breaker for spec, breaker in zip(self._models, glance.breakers, strict=True)}
         return Status(
             run_id=self._run_id,
             epoch=self._epoch,
@@ -175,7 +176,7 @@ class Monitor:
             progress=progress_status(glance.progress, self._ended.per_s, glance.state == "ended"),
             hosts=tuple(host_statuses(seen)),
             more_hosts=max(len(seen) - MAX_HOSTS, 0),
-            models=tuple(model_statuses(self._models, glance.breakers, self._tallies(), self._tokens)),
+            models=tuple(model_statuses(breakers, self._tallies(), self._tokens, glance.limits)),
             phases=phases_of(vitals.values()),
             slowest=tuple(slowest_of(vitals)),
             errors=tuple(self._errors.statuses()),

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from rollout_engine.breaker import Breaker
-from rollout_engine.config import ModelSpec
+from rollout_engine.breaker import Breaker, BreakerState
+from rollout_engine.lending import CallLimits
 from rollout_engine.metrics import Snapshot
 from rollout_engine.progress import Progress
 from rollout_engine.schema import rollout_id
@@ -54,6 +54,8 @@ class Glance(NamedTuple):
     """One per model."""
     lent: Mapping[str, int]
     """Permits out in the cluster, of limited models."""
+    limits: Mapping[str, CallLimits]
+    """What calls to each model, and judge, are held to."""
     state: RunState
 
 
@@ -89,27 +91,41 @@ def _host(host: SeenHost) -> HostStatus:
 
 
 def model_statuses(
-    models: Iterable[ModelSpec], breakers: Iterable[Breaker], tallies: Iterable[Snapshot], rates: Mapping[str, Rate]
+    breakers: Mapping[str, Breaker],
+    tallies: Iterable[Snapshot],
+    rates: Mapping[str, Rate],
+    limits: Mapping[str, CallLimits],
 ) -> list[ModelStatus]:
-    """What all hosts say of each model. `tallies`: also of hosts that are gone, whose counts stay."""
+    """What all hosts say of each model, and then of each judge. `tallies`: also of hosts that are gone: counts stay.
+
+    Only models have breakers; `limits` are of all that is called.
+    """
     known = list(tallies)
-    return [
-        ModelStatus(
-            name=spec.name,
-            in_flight=int(_gauged(known, "rollout_model_calls_in_flight", spec.name)),
-            waiting=int(_gauged(known, "rollout_model_calls_waiting", spec.name)),
-            limit=spec.fixed_concurrency,
-            calls=int(_counted(known, "rollout_model_calls", spec.name)),
-            rate_limited=int(_counted(known, "rollout_model_rate_limited", spec.name)),
-            retries=int(_counted(known, "rollout_model_retries", spec.name)),
-            tokens=int(_counted(known, "rollout_tokens", spec.name)),
-            tokens_per_s=rates[spec.name].per_s,
-            cost_usd=_counted(known, "rollout_cost_usd", spec.name),
-            breaker=breaker.state.value,
-            breaker_kind=short(breaker.kind) if breaker.state.value != "closed" else "",
-        )
-        for spec, breaker in list(zip(models, breakers, strict=True))[:MAX_MODELS]
-    ]
+    names = [*breakers, *(name for name in limits if name not in breakers)][:MAX_MODELS]
+    return [_model(name, breakers.get(name), known, rates[name], limits.get(name, CallLimits())) for name in names]
+
+
+def _model(
+    name: str, breaker: Breaker | None, tallies: Sequence[Snapshot], tokens: Rate, limits: CallLimits
+) -> ModelStatus:
+    known = ModelStatus(
+        name=name,
+        in_flight=int(_gauged(tallies, "rollout_model_calls_in_flight", name)),
+        waiting=int(_gauged(tallies, "rollout_model_calls_waiting", name)),
+        limit=limits.at_once,
+        limit_per_s=limits.per_s,
+        adaptive=limits.adaptive,
+        judge=breaker is None,
+        calls=int(_counted(tallies, "rollout_model_calls", name)),
+        rate_limited=int(_counted(tallies, "rollout_model_rate_limited", name)),
+        retries=int(_counted(tallies, "rollout_model_retries", name)),
+        tokens=int(_counted(tallies, "rollout_tokens", name)),
+        tokens_per_s=tokens.per_s,
+        cost_usd=_counted(tallies, "rollout_cost_usd", name),
+    )
+    if breaker is None or breaker.state is BreakerState.CLOSED:
+        return known
+    return known.model_copy(update={"breaker": breaker.state.value, "breaker_kind": short(breaker.kind)})
 
 
 def _counted(tallies: Iterable[Snapshot], name: str, model: str) -> float:

@@ -113,7 +113,7 @@ class Planning:
         board.watch.planned(board.config.limits.deadline_of(task.limits), board.loop.time())
         if opened.left:
             opened.owner.open_slots += 1
-        subjects = subjects_of(task)
+        subjects = subjects_of(task, board.config.agent)
         for tries in groups:
             board.scheduler.add_group(tries, subjects)
         self._intake.bury()

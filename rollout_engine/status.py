@@ -51,7 +51,7 @@ class HostStatus(_Part):
 
 
 class ModelStatus(_Part):
-    """One model over all hosts."""
+    """One model, or judge, over all hosts."""
 
     name: Text
     in_flight: Count = 0
@@ -59,7 +59,13 @@ class ModelStatus(_Part):
     waiting: Count = 0
     """Calls that wait for a permit or a request rate."""
     limit: Count | None = None
-    """Calls in flight that the run allows; None: no limit."""
+    """Calls in flight that the run allows now; None: no limit."""
+    limit_per_s: Amount | None = None
+    """Calls begun per second that the run allows now; None: no limit."""
+    adaptive: bool = False
+    """These limits are being found out (`max_concurrency = "auto"`)."""
+    judge: bool = False
+    """It is asked by verifiers; tokens, cost and breaker are those of the run's own models alone."""
     calls: Count = 0
     rate_limited: Count = 0
     """Answers 429 so far."""

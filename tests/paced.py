@@ -32,6 +32,8 @@ class Server:
     most: int = 0
     answered: list[float] = field(default_factory=list)
     refused: list[float] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
+    """(begin, end) of each call that was let in and has ended."""
     draw: random.Random = field(default_factory=lambda: random.Random(7))
 
     def limit(self, **limits: Any) -> None:
@@ -50,10 +52,15 @@ class Server:
         await asyncio.sleep(self.latency_s * factor * self.admission.slowness(self.in_flight))
         self.in_flight -= 1
         self.answered.append(asyncio.get_running_loop().time())
+        self.spans.append((now, self.answered[-1]))
         return None
 
     def per_second(self, since: float, until: float) -> float:
         return sum(since <= at < until for at in self.answered) / (until - since)
+
+    def in_use(self, since: float, until: float) -> float:
+        """Calls in flight, the mean over that time; those that have not ended yet are not among them."""
+        return sum(max(0.0, min(end, until) - max(begin, since)) for begin, end in self.spans) / (until - since)
 
     def refused_share(self, since: float, until: float) -> float:
         refused = sum(since <= at < until for at in self.refused)

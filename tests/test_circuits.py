@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollout_engine.agents.base import AgentLimits, AgentModel, OnTurn
 from rollout_engine.breaker import BreakerState
 from rollout_engine.circuits import MAX_SUBJECTS, Circuits, Outcome, Subject, SubjectKind, finding, subjects_of
 from rollout_engine.config import RetrySpec
-from rollout_engine.errors import SandboxStartError
+from rollout_engine.errors import AgentError, SandboxStartError
 from rollout_engine.sandboxes.base import Recipe, Sandbox, SandboxSpec
 from rollout_engine.sandboxes.local import LocalProvider
 from rollout_engine.scheduler import Scheduler, Try, Verdict
 from rollout_engine.specs import Task
-from rollout_engine.types import Isolation, KeySpace, RolloutRecord, Score, Trajectory
+from rollout_engine.types import Isolation, KeySpace, RolloutRecord, Score, StopReason, Trajectory, Turn
 from tests.helpers import make_config
 from tests.rig import task_of
 from tests.test_driver import Hosts, assert_each_key_once, driving
@@ -31,6 +32,8 @@ NO_BOX = Outcome(failed=True, retryable=True, kind="sandbox:SandboxStartError")
 NO_SETUP = Outcome(failed=True, kind="setup:SetupError")
 NO_VERDICT = Outcome(kind="verifier:ModuleNotFoundError", boxed=True, no_verdict=True)
 NO_MODEL = Outcome(failed=True, retryable=True, kind="model:ModelServerError", boxed=True)
+NO_AGENT = Outcome(failed=True, retryable=True, kind="agent:AgentError", boxed=True)
+NO_TASK = Outcome(failed=True, kind="task:TaskBodyError")
 IMAGE, OTHER = Subject("image", "python:3"), Subject("image", "debian:12")
 
 
@@ -40,13 +43,15 @@ IMAGE, OTHER = Subject("image", "python:3"), Subject("image", "debian:12")
 @pytest.mark.parametrize(
     ("outcome", "findings"),
     [
-        (GOOD, {"model": True, "host": True, "image": True, "setup": True, "verifier": True}),
-        (Outcome(), {"model": True, "host": None, "image": None, "setup": None, "verifier": True}),
-        (NO_BOX, {"model": None, "host": False, "image": False, "setup": None, "verifier": None}),
-        (NO_SETUP, {"model": None, "host": None, "image": None, "setup": False, "verifier": None}),
-        (NO_VERDICT, {"model": True, "host": True, "image": True, "setup": True, "verifier": False}),
-        (NO_MODEL, {"model": False, "host": True, "image": True, "setup": True, "verifier": None}),
-        (Outcome(cancelled=True, boxed=True), dict.fromkeys(("model", "host", "image", "setup", "verifier"))),
+        (GOOD, {"model": True, "agent": True, "host": True, "image": True, "setup": True, "verifier": True}),
+        (Outcome(), {"model": True, "agent": True, "host": None, "image": None, "setup": None, "verifier": True}),
+        (NO_BOX, {"model": None, "agent": None, "host": False, "image": False, "setup": None, "verifier": None}),
+        (NO_SETUP, {"model": None, "agent": None, "host": None, "image": None, "setup": False, "verifier": None}),
+        (NO_VERDICT, {"model": True, "agent": True, "host": True, "image": True, "setup": True, "verifier": False}),
+        (NO_MODEL, {"model": False, "agent": None, "host": True, "image": True, "setup": True, "verifier": None}),
+        (NO_AGENT, {"model": None, "agent": False, "host": True, "image": True, "setup": True, "verifier": None}),
+        (NO_TASK, {"model": None, "agent": None, "host": None, "image": None, "setup": None, "verifier": None}),
+        (Outcome(cancelled=True, boxed=True), dict.fromkeys(("model", "agent", "host", "image", "setup", "verifier"))),
     ],
 )
 def test_a_row_speaks_for_or_against_what_it_depended_on(
@@ -55,10 +60,11 @@ def test_a_row_speaks_for_or_against_what_it_depended_on(
     assert {kind: finding(kind, outcome) for kind in findings} == findings
 
 
-def test_a_task_depends_on_its_verifier_its_image_and_its_own_setup() -> None:
+def test_a_task_depends_on_its_verifier_its_agent_its_image_and_its_own_setup() -> None:
     task = task_of(task_id="t9", setup=["true"], environment={"image": "python:3"})
-    assert set(map(str, subjects_of(task))) == {"verifier match", "image python:3", "the setup of task t9"}
-    assert subjects_of(task_of()) == (Subject("verifier", "match"),)
+    found = set(map(str, subjects_of(task, "cli")))
+    assert found == {"verifier match", "agent cli", "image python:3", "the setup of task t9"}
+    assert subjects_of(task_of(), "cli") == (Subject("verifier", "match"), Subject("agent", "cli"))
 
 
 # -- pure decisions ---------------------------------------------------------------------------------------------------
@@ -202,7 +208,7 @@ def test_a_lost_probe_makes_room_for_another() -> None:
     assert len(scheduler.grant("c", 8, 1.0)) == 1
 
 
-OUTCOMES = st.sampled_from([GOOD, NO_BOX, NO_SETUP, NO_VERDICT, NO_MODEL, Outcome(cancelled=True)])
+OUTCOMES = st.sampled_from([GOOD, NO_BOX, NO_SETUP, NO_VERDICT, NO_MODEL, NO_AGENT, Outcome(cancelled=True)])
 STEPS = st.lists(
     st.tuples(st.sampled_from(["grant", "end", "end", "lose", "wait"]), st.integers(0, 2), st.integers(0, 9), OUTCOMES),
     max_size=100,
@@ -216,7 +222,12 @@ def test_whatever_fails_each_key_ends_once_and_what_is_paused_is_started_by_one_
 ) -> None:
     scheduler = Scheduler(KeySpace(1, 3), RULES)
     for slot in range(tasks):
-        subjects = (Subject("verifier", "code"), IMAGE if slot % 2 else OTHER, Subject("setup", f"t{slot}"))
+        subjects = (
+            Subject("verifier", "code"),
+            Subject("agent", "cli"),
+            IMAGE if slot % 2 else OTHER,
+            Subject("setup", f"t{slot}"),
+        )
         scheduler.add_group([Try(key) for key in scheduler.space.group_keys(slot)], subjects)
     hosts, ended, now = ["h0", "h1", "h2"], Counter[int](), 0.0
     for host in hosts:
@@ -318,6 +329,23 @@ class Needy:
         return Score(1.0)
 
 
+class Broken:
+    """An agent whose program never works with the tasks that its options name; with no names, with none."""
+
+    def __init__(self, tasks: tuple[str, ...] = ()) -> None:
+        self._tasks = tasks
+
+    async def run(
+        self, task: Task, model: AgentModel, sandbox: Sandbox | None, limits: AgentLimits, on_turn: OnTurn
+    ) -> StopReason:
+        if not self._tasks or task.task_id in self._tasks:
+            raise AgentError("the agent program ended with 1 and made no model call")
+        messages = task.messages()
+        completion = await model.complete(messages)
+        on_turn(Turn(0, [*messages, completion.message], completion))
+        return StopReason.FINISHED
+
+
 def config_of(**fields: Any) -> Any:
     rules = {**RETRY, **fields.pop("retry", {})}
     return make_config(
@@ -408,3 +436,28 @@ async def test_a_verifier_that_is_mended_goes_on_after_its_pause() -> None:
         assert any("verifier tests.test_circuits:Needy is paused" in note for note in drive.driver.progress.notes)
     assert_each_key_once(rows, 40)
     assert Counter(row.score for row in rows) == {1.0: 32, None: 8}
+
+
+async def test_an_agent_that_never_works_is_given_up_and_its_model_is_not_blamed() -> None:
+    tasks = [task_of(task_id=f"t{n}") for n in range(40)]
+    async with driving(config_of(agent="tests.test_circuits:Broken")) as drive:
+        rows = await drive.run(tasks)
+        notes, models = drive.driver.progress.notes, drive.driver.board.scheduler.breakers
+    assert_each_key_once(rows, 40)
+    found = kinds(rows)
+    assert found.keys() == {("failed", "agent", "AgentError"), ("failed", "agent", "CircuitOpen")}
+    assert found["failed", "agent", "CircuitOpen"] > 20
+    assert any("agent tests.test_circuits:Broken was given up" in note for note in notes)
+    assert not any("model" in note for note in notes)
+    assert [(each.state, each.trips) for each in models] == [(BreakerState.CLOSED, 0)]
+
+
+async def test_a_task_that_an_agent_cannot_work_with_stops_nothing_else() -> None:
+    options = {"tasks": ["bad"]}
+    tasks = [task_of(task_id="bad"), *(task_of(task_id=f"t{n}") for n in range(5))]
+    async with driving(config_of(agent="tests.test_circuits:Broken", agent_options=options, k=20)) as drive:
+        rows = await drive.run(tasks)
+        notes = drive.driver.progress.notes
+    assert_each_key_once(rows, 120)
+    assert kinds(rows) == {("failed", "agent", "AgentError"): 20, ("completed", None, None): 100}
+    assert not notes

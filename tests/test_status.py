@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import pickle
@@ -15,10 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+from rich.table import Table
 
 from rollout_engine.breaker import Breaker
+from rollout_engine.commands.picture import model_table
+from rollout_engine.commands.text import short
 from rollout_engine.config import ModelSpec, RetrySpec
 from rollout_engine.engine import RolloutEngine
 from rollout_engine.errors import InputError
@@ -31,8 +37,9 @@ from rollout_engine.store.statusfile import read_status, write_status
 from rollout_engine.vitals import Vitals
 from rollout_engine.waiting import Waiting
 from tests.helpers import make_config, make_tasks, scripted
-from tests.rig import Gate, gated
+from tests.rig import Gate, answer, chat_server, gated, served, task_of
 
+JUDGED = {"type": "judge", "expected": "42"}
 GOOD = {"format": 1, "run_id": "r", "epoch": 1, "written_at": 1.0, "state": "running", "progress": {}}
 
 
@@ -174,7 +181,7 @@ def test_a_huge_run_has_a_small_status() -> None:
 
     async def show() -> None:
         monitor.start()
-        await monitor.close(Glance(2.0, progress, hosts, breakers, {}, "running"))
+        await monitor.close(Glance(2.0, progress, hosts, breakers, {}, {}, "running"))
 
     asyncio.run(show())
     status = parse_status(written[-1], "x")
@@ -225,6 +232,48 @@ async def test_a_live_run_says_where_it_stands_and_what_its_rollouts_wait_for(tm
     status = parse_status(read_status(run_dir, MAX_STATUS_BYTES) or b"", "x")
     assert (status.state, status.progress.done, status.progress.running) == ("ended", 10, 0)
     assert status.models[0].calls == 10
+
+
+async def test_limits_that_adapt_and_judges_are_seen_with_their_refusals(tmp_path: Path) -> None:
+    """The server refuses the first call of the judge, who may make three at once."""
+    hold, run_dir, refused = asyncio.Event(), tmp_path / "run", []
+
+    async def reply(request: web.Request) -> web.Response:
+        await request.read()
+        if not refused:
+            refused.append(1)
+            return web.Response(status=429, headers={"retry-after": "0.1"})
+        await hold.wait()
+        return answer('{"score": 1}')
+
+    async with chat_server(reply) as url:
+        config = make_config(
+            scripted("m") | {"max_concurrency": "auto", "adaptive": {"floor": 5, "ceiling": 5}},
+            judges={"g": served(url, "g") | {"max_concurrency": 3, "requests_per_minute": 6000, "call_retries": 2}},
+            host={"slots": 8},
+        )
+        async with RolloutEngine(config=config, run_dir=run_dir) as engine:
+            work = asyncio.create_task(engine.finish([task_of(task_id=f"t{n}", verifier=JUDGED) for n in range(8)]))
+            try:
+                status = await seen(run_dir, lambda status: bool(status.models) and status.models[-1].in_flight == 3)
+            finally:
+                hold.set()
+                await work
+    model, judge = status.models
+    assert (model.name, model.judge, model.adaptive, model.limit) == ("m", False, True, 5)
+    assert model.limit_per_s is not None
+    assert (judge.name, judge.judge, judge.adaptive, judge.limit, judge.limit_per_s) == ("g", True, False, 3, 100.0)
+    assert (judge.rate_limited, judge.retries) == (1, 1)
+    lines = drawn(model_table(status.models))
+    assert any(line.startswith("m ") and f" ~5 {short(model.limit_per_s)}/s " in line for line in lines)
+    assert any(line.startswith("g ") and " 3 100/s " in line and line.endswith("judge") for line in lines)
+
+
+def drawn(table: Table) -> list[str]:
+    console = Console(width=160, file=io.StringIO())
+    with console.capture() as found:
+        console.print(table)
+    return [line.strip() for line in found.get().splitlines()]
 
 
 async def seen(run_dir: Path, condition: Any) -> Status:

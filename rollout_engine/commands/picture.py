@@ -122,20 +122,22 @@ def model_table(models: tuple[ModelStatus, ...]) -> Table:
         ("breaker", "left"),
     )  # fmt: skip
     for model in models:
-        table.add_row(
-            text.one_line(model.name, 40),
-            text.whole(model.in_flight),
-            text.MISSING if model.limit is None else text.whole(model.limit),
-            text.whole(model.waiting),
-            text.short(model.calls),
-            text.short(model.rate_limited),
-            text.short(model.retries),
-            text.short(model.tokens_per_s),
-            text.short(model.tokens),
-            text.money(model.cost_usd),
-            text.one_line(f"{model.breaker.replace('_', '-')} {model.breaker_kind}".rstrip(), 40),
-        )
+        calls = [text.whole(model.in_flight), _limit(model), text.whole(model.waiting), text.short(model.calls)]
+        refused = [text.short(model.rate_limited), text.short(model.retries)]
+        used = [text.short(model.tokens_per_s), text.short(model.tokens), text.money(model.cost_usd)]
+        breaker = text.one_line(f"{model.breaker.replace('_', '-')} {model.breaker_kind}".rstrip(), 40)
+        if model.judge:  # what these are of a judge is in its rollouts' rows
+            used, breaker = [text.MISSING] * len(used), "judge"
+        table.add_row(text.one_line(model.name, 40), *calls, *refused, *used, breaker)
     return table
+
+
+def _limit(model: ModelStatus) -> str:
+    """Calls in flight, and per second; ~ marks limits that are being found out."""
+    parts = [] if model.limit is None else [text.whole(model.limit)]
+    if model.limit_per_s is not None:
+        parts.append(f"{text.short(model.limit_per_s)}/s")
+    return ("~" if model.adaptive else "") + " ".join(parts) if parts else text.MISSING
 
 
 def slow_table(status: Status) -> Table:

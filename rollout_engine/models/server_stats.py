@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterable
 from types import TracebackType
@@ -10,23 +11,34 @@ from typing import Any
 
 
 class Load:
-    """Calls at once, now and at most."""
+    """Calls at once: now, at most, and over time."""
 
-    __slots__ = ("calls", "in_flight", "max_in_flight")
+    __slots__ = ("_at", "calls", "in_flight", "in_flight_s", "max_in_flight")
 
     def __init__(self) -> None:
         self.calls = self.in_flight = self.max_in_flight = 0
+        self.in_flight_s = 0.0
+        """Seconds that calls were in flight, added up over them: its growth in a second is their mean number."""
+        self._at = time.monotonic()
 
     def begin(self) -> None:
+        self._go_on()
         self.calls += 1
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
 
     def end(self) -> None:
+        self._go_on()
         self.in_flight -= 1
 
-    def as_dict(self) -> dict[str, int]:
-        return {name: getattr(self, name) for name in self.__slots__}
+    def as_dict(self) -> dict[str, float]:
+        self._go_on()
+        return {name: getattr(self, name) for name in self.__slots__ if name != "_at"}
+
+    def _go_on(self) -> None:
+        now = time.monotonic()
+        self.in_flight_s += self.in_flight * (now - self._at)
+        self._at = now
 
 
 class ServerStats:
