@@ -11,7 +11,7 @@ RolloutEngineError
       ModelTimeout ModelConnectionError ModelRateLimited ModelServerError     another try may help
       ModelBadResponse ModelRequestError ModelAuthError ModelRefused ModelMissingAnswer
     SandboxError              the sandbox's provider
-      SandboxStartError SandboxDied SandboxUnavailable
+      SandboxStartError SandboxDied SandboxUnavailable SandboxAway
         SandboxOutOfMemory        what ran in it, not we, ended it: the agent's own limit
     SetupError                the task's own files, setup commands, services or tools
       SetupTimeout            one of them was not done in its time
@@ -163,6 +163,10 @@ class SandboxUnavailable(SandboxError):
     """The provider itself is not there (no daemon, no permission)."""
 
     retryable = False
+
+
+class SandboxAway(SandboxError):
+    """The provider was there and does not answer for now: its daemon is being restarted."""
 
 
 class SetupError(InfraError):

@@ -95,6 +95,8 @@ class Scheduler:
         """Hosts that run suspects, or let what they hold end in order to."""
         self._wake: list[tuple[float, int]] = []
         self._cancelling: set[int] = set()
+        self._away: dict[int, float] = {}
+        """Since when the provider of a rollout's sandbox has not answered."""
         self._orders = 0
 
     # -- work arrives -------------------------------------------------------------------------------------------
@@ -236,19 +238,27 @@ class Scheduler:
         model = self.space.model(key)
         self._count(host, model, -1)
         subjects = (*self._group(key).subjects, Subject("host", host))
-        self.circuits.ended(key, self.space.slot(key), model, subjects, outcome, now)
+        patient = self._patient(key, outcome, now)
+        self.circuits.ended(key, self.space.slot(key), model, subjects, outcome, now, patient=patient)
         again = (
             outcome.failed
             and outcome.retryable
-            and one.failures < self.retry.max_retries
+            and (patient or one.failures < self.retry.max_retries)
             and key not in self._cancelling
             and not self.circuits.is_dead(model, subjects)
         )
         if again:
-            self._wait(one._replace(retry=one.retry + 1, failures=one.failures + 1), now)
+            self._wait(one._replace(retry=one.retry + 1, failures=one.failures + int(not patient)), now)
             return Verdict.RETRY
         self._done(key)
         return Verdict.COMMIT
+
+    def _patient(self, key: int, outcome: Outcome, now: float) -> bool:
+        """Whether a rollout failed by what comes back by itself, and has not waited for it for too long."""
+        if not outcome.away:
+            self._away.pop(key, None)
+            return False
+        return now - self._away.setdefault(key, now) < self.retry.away_s
 
     def _wait(self, one: Try, now: float) -> None:
         """Back-off: doubles with each failure, and is jittered between half and all of it."""
@@ -401,6 +411,7 @@ class Scheduler:
 
     def _done(self, key: int) -> None:
         self._cancelling.discard(key)
+        self._away.pop(key, None)
         group_id = self.space.group(key)
         group = self._groups[group_id]
         group.left -= 1

@@ -6,6 +6,7 @@ from docker.errors import APIError, DockerException
 from requests.exceptions import RequestException, Timeout
 
 from rollout_engine.errors import (
+    SandboxAway,
     SandboxDied,
     SandboxError,
     SandboxOutOfMemory,
@@ -30,8 +31,8 @@ class DockerNetworksExhausted(SandboxStartError):
     """The daemon has no subnet left for another network ("all predefined address pools ... fully subnetted")."""
 
 
-def translate(error: Exception, what: str) -> SandboxError:
-    """The typed form of whatever a call to the daemon raised."""
+def translate(error: Exception, what: str, *, known: bool = True) -> SandboxError:
+    """The typed form of whatever a call to the daemon raised. `known`: it has answered before."""
     if isinstance(error, SandboxError):
         return error
     if isinstance(error, APIError):
@@ -39,7 +40,9 @@ def translate(error: Exception, what: str) -> SandboxError:
     if isinstance(error, Timeout):
         return SandboxError(f"docker: {what}: the daemon did not answer in time")
     if isinstance(error, DockerException | RequestException | OSError):
-        return SandboxUnavailable(clip(f"docker: {what}: the daemon cannot be reached ({error}); {UNREACHABLE_FIX}"))
+        # A socket that refuses is one that a daemon has listened at, and that its successor will listen at again.
+        lost = SandboxAway if known or isinstance(error, ConnectionRefusedError) else SandboxUnavailable
+        return lost(clip(f"docker: {what}: the daemon cannot be reached ({error}); {UNREACHABLE_FIX}"))
     return SandboxError(clip(f"docker: {what}: {type(error).__name__}: {error}"))
 
 

@@ -11,7 +11,7 @@ from typing import IO, Any, TypeAlias, cast
 from docker import APIClient
 from docker.errors import APIError, NotFound
 
-from rollout_engine.errors import SandboxError, SandboxStartError, SandboxUnavailable, crossing
+from rollout_engine.errors import SandboxAway, SandboxError, SandboxStartError, SandboxUnavailable, crossing
 from rollout_engine.sandboxes.base import Recipe, SandboxSpec, check_mounts
 from rollout_engine.sandboxes.docker import archive, owner, supply
 from rollout_engine.sandboxes.docker.archive import Layer
@@ -72,7 +72,10 @@ class DockerProvider:
         self._closing: asyncio.Future[None] | None = None
 
     async def open(self, spec: SandboxSpec) -> DockerSandbox:
-        """A container of its own. Raises DockerImageMissing, DockerNetworksExhausted, SandboxUnavailable."""
+        """A container of its own.
+
+        Raises DockerImageMissing, DockerNetworksExhausted, SandboxUnavailable, SandboxAway.
+        """
         if self._closing is not None:
             raise SandboxUnavailable("docker: this provider was closed")
         info = await self._ready()
@@ -125,7 +128,7 @@ class DockerProvider:
                 self._engine,
                 lambda found: mine <= found.items() or owner.is_orphan(found, self._engine.is_local),
             )
-        except SandboxUnavailable as error:
+        except (SandboxUnavailable, SandboxAway) as error:
             log.warning("docker: nothing could be removed at the end: %s", error)
         finally:
             self._layers.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from docker.errors import APIError
 
-from rollout_engine.errors import InputError, SandboxDied, SandboxStartError, SandboxUnavailable
+from rollout_engine.errors import InputError, SandboxAway, SandboxDied, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes import PROVIDERS, Origin, make_provider
 from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
 from rollout_engine.sandboxes.docker import (
@@ -227,7 +227,7 @@ class Wire:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets that the package could not connect
 @pytest.mark.parametrize("supervise", [True, False])
-async def test_a_daemon_that_dies_is_unavailable(supervise: bool, tmp_path: Path) -> None:
+async def test_a_daemon_that_dies_is_away(supervise: bool, tmp_path: Path) -> None:
     async with Wire(tmp_path / "d.sock") as wire:
         provider = DockerProvider(run="cut", engine_host=f"unix://{wire.path}", image="pybox", supervise=supervise)
         sandbox = await provider.open(SandboxSpec())
@@ -235,7 +235,7 @@ async def test_a_daemon_that_dies_is_unavailable(supervise: bool, tmp_path: Path
         await sandbox.exec(["true"])
         await wire.cut()
         for call in (running, sandbox.exec(["true"]), provider.open(SandboxSpec())):
-            with pytest.raises(SandboxUnavailable):
+            with pytest.raises(SandboxAway):
                 await asyncio.wait_for(call, 10)
         await asyncio.wait_for(sandbox.close(), 10)
         await asyncio.wait_for(provider.close(), 10)
