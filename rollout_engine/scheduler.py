@@ -4,13 +4,14 @@ Invariants: every planned key is in exactly one of `todo` (of its group), `suspe
 one host) or done; a key leaves for good only through a `Verdict.COMMIT`, `drop` or `lost`, each of which ends in one
 row.
 Depth first: started groups are finished before new ones are begun, and a group stays on one or two hosts.
-Whoever was on two lost hosts may be what ended them: such suspects run apart from all others, a few on a host and the
-last time alone, so that one that does end its host takes no other with it.
+Whoever was on two lost hosts may be what ended them: such suspects run apart from all others, on half of the hosts at
+most, a few on a host and the last time alone, so that one that does end its host takes no other with it.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +30,8 @@ OVERSUBSCRIPTION = 2
 """Rollouts in flight for each call that a limited model takes at once."""
 SUSPECT_LOSSES = 2
 """Hosts lost under an attempt that make it a suspect."""
-SUSPECTS_TOGETHER = 16
-"""Suspects that share a host, before their last start."""
+SUSPECTS_TOGETHER = 8
+"""Suspects that share a host, before their last start: fewer take longer, more have to run alone after another loss."""
 
 
 class Try(NamedTuple):
@@ -143,7 +144,7 @@ class Scheduler:
             if not slots:
                 return []
         ready = [one for one in self._suspects.values() if self._room_for(self._group(one.key), now) > 0]
-        if ready and not self._apart:
+        if self._takes_another_apart(ready):
             self._apart.add(host)
         if host in self._apart:
             if self.held[host]:
@@ -158,12 +159,23 @@ class Scheduler:
             return self._take_suspects(ready, host, slots, now)
         return granted
 
+    def _takes_another_apart(self, ready: Sequence[Try]) -> bool:
+        """Whether one more host should run nothing but these: as many as they fill, and half of all at most."""
+        alone = sum(self._is_last(one) for one in ready)
+        needed = alone + math.ceil((len(ready) - alone) / SUSPECTS_TOGETHER)
+        coming = sum(not self.runs_suspects_only(host) for host in self._apart)
+        return coming < needed and len(self._apart) < math.ceil(len(self.held) / 2)
+
+    def _is_last(self, one: Try) -> bool:
+        """Whether an attempt is given up when it loses its host once more."""
+        return one.losses == self.retry.max_host_losses
+
     def _take_suspects(self, ready: Iterable[Try], host: str, slots: int, now: float) -> list[Try]:
         """For a host that holds nothing, and gets nothing else until these have ended."""
         self._apart.add(host)
         granted: list[Try] = []
         for one in ready:
-            last = one.losses == self.retry.max_host_losses
+            last = self._is_last(one)
             if len(granted) < (1 if last else min(slots, SUSPECTS_TOGETHER)) and slots > 0:
                 group = self._group(one.key)
                 if self._room_for(group, now) > 0:
