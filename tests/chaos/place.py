@@ -28,8 +28,9 @@ LOCK = "lock"
 """A file that its maker holds, and that says where its control groups are."""
 END_S = 30
 """Seconds that a suite has to say what it found, once it is told to end; then it is killed."""
-SHUT_IN = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child", "--mount-proc", "--pid", "--mount")
-MORE_SPACES = ("--net", "--ipc")
+SHUT_IN = ("setpriv", "--pdeathsig", "KILL", "unshare", "--fork", "--kill-child", "--mount-proc")
+SPACES = ("--pid", "--mount", "--net", "--ipc")
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Place:
@@ -45,7 +46,7 @@ class Place:
     def run(self, module: str, arguments: Sequence[str] = ()) -> int:
         """Runs `python -m MODULE FOLDER ARGUMENTS...` there; its exit code. SIGTERM and Ctrl-C end it."""
         first = [sys.executable, "-m", "tests.chaos.first", module, str(self.folder), *arguments]
-        keeper = subprocess.Popen([*SHUT_IN, *MORE_SPACES, "--", *first], cwd=ROOT, start_new_session=True)
+        keeper = subprocess.Popen([*SHUT_IN, *SPACES, "--", *first], cwd=ROOT, start_new_session=True)
         try:
             with _passing_on(keeper):
                 return keeper.wait()
@@ -74,7 +75,8 @@ def _passing_on(keeper: subprocess.Popen[bytes]) -> Iterator[None]:
         children = Path(f"/proc/{keeper.pid}/task/{keeper.pid}/children").read_text().split()
         subprocess.run(["kill", "-TERM", *children], check=False)
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    before = {number: signal.getsignal(number) for number in ENDING}
+    before = {number: handler for number, handler in before.items() if handler is not signal.SIG_IGN}  # nohup
     for number in before:
         signal.signal(number, tell)
     try:
