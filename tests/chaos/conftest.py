@@ -23,7 +23,7 @@ def as_root() -> None:
 @contextlib.contextmanager
 def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A Python process, which is given the time to end well, however its test ends."""
-    order = [sys.executable, *arguments]
+    order = ["setpriv", "--pdeathsig", "TERM", sys.executable, *arguments]
     with subprocess.Popen(order, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:
             yield process
