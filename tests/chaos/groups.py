@@ -12,6 +12,9 @@ from rollout_engine.sandboxes.namespace.helper.limits import find_controllers, w
 INSIDE = "suite"
 """What processes enter: in version 2 only a group without processes of its own hands controllers down to others."""
 
+SHARES = 8
+"""As many processes get the processor's time that all in the group get together: one would starve beside others."""
+
 
 def places(name: str) -> list[str]:
     """Where they are, or would be."""
@@ -28,6 +31,9 @@ def enter(name: str) -> None:
         inside.mkdir(parents=True, exist_ok=True)
         if each.version == 2:
             write(f"{inside.parent}/cgroup.subtree_control", f"+{each.name}")
+        if each.name == "cpu":
+            file, usual = ("cpu.weight", 100) if each.version == 2 else ("cpu.shares", 1024)
+            write(f"{inside.parent}/{file}", str(SHARES * usual))
         entries.add(f"{inside}/cgroup.procs")
     for entry in entries:
         write(entry, "0")
