@@ -120,7 +120,9 @@ def raylet(node: Any) -> int:
 
 
 def kill_raylet(node: Any) -> None:
+    """Returns once it is dead: `restore` asks for that."""
     os.kill(raylet(node), signal.SIGKILL)
+    blocking_until(lambda: not alive([raylet(node)]), "a killed raylet is dead")
 
 
 def nodes_alive() -> set[str]:
