@@ -58,8 +58,7 @@ class DockerProvider:
         supervise: bool = True,
     ) -> None:
         self._engine = Engine(engine_host, threads)
-        self._owner = owner.Owner.me()
-        self._labels = owner.labels(self._owner, run, host, epoch)
+        self._labels = owner.labels(owner.Owner.me(), run, host, epoch)
         self._runtime = runtime
         self._images = Images(self._engine, image, prepared_limit, self._labels)
         self._layers = Layers(self._images, self.open, prepared_limit)
@@ -237,7 +236,7 @@ class DockerProvider:
         async with self._supplying:
             if not self._supplied and self._supervise:
                 info = self._info or {}
-                self._volume = await supply.supply(self._engine, info, image.id, self._owner)
+                self._volume = await supply.supply(self._engine, info, image.id, self._labels)
             self._supplied = True
             return self._volume
 

@@ -25,7 +25,9 @@ from rollout_engine.sandboxes.docker import (
     DockerProvider,
     DockerSandbox,
     capabilities,
+    supply,
 )
+from rollout_engine.sandboxes.docker.owner import OWNER, Owner
 from tests.docker_here import Daemon
 
 pytestmark = pytest.mark.docker
@@ -241,6 +243,40 @@ async def test_a_daemon_that_dies_is_away(supervise: bool, tmp_path: Path) -> No
         await asyncio.wait_for(provider.close(), 10)
     sweeper = DockerProvider(run="cut")
     await sweeper.close()
+
+
+class BrittleWire(Wire):
+    """Dies by itself, once: when the daemon is to fill something."""
+
+    whole = True
+
+    async def _pour(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if data.startswith(b"PUT ") and self.whole:
+                self.whole = False
+                await self.cut()
+                return
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof() and not writer.is_closing():
+            writer.write_eof()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+async def test_a_daemon_that_dies_while_it_is_supplied_is_left_nothing(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supply, "_volumes", {})  # as in a new process
+    async with BrittleWire(tmp_path / "d.sock") as wire:
+        provider = DockerProvider(run="supplied", engine_host=f"unix://{wire.path}", image="pybox")
+        with pytest.raises(SandboxAway):
+            await provider.open(SandboxSpec())
+        assert not wire.whole
+        await wire.__aenter__()
+        await (await provider.open(SandboxSpec())).close()
+        await provider.close()
+    mine = {"label": f"{OWNER}={Owner.me()}"}
+    assert daemon.api.containers(all=True, filters=mine) == []
 
 
 async def test_no_daemon_at_all(tmp_path: Path) -> None:
