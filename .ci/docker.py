@@ -9,7 +9,8 @@
 
 The images `busybox` (the static busybox) and `pybox` (a Debian root with python3) are made here.
 Its address pool holds only eight networks, so that a test can use it up.
-State: `.cache/docker` (or ROLLOUT_DOCKER_STATE: a daemon of its own), `/run/rollout-docker-*`.
+State: `.cache/docker` (or ROLLOUT_DOCKER_STATE: a daemon of its own), `/run/rollout-docker-*`. More options for the
+daemon: ROLLOUT_DOCKER_OPTIONS.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 OWN_STATE = os.environ.get("ROLLOUT_DOCKER_STATE")
+OPTIONS = os.environ.get("ROLLOUT_DOCKER_OPTIONS", "").split()
 CACHE = Path(OWN_STATE) if OWN_STATE else REPO / ".cache" / "docker"
 RUN = Path("/run") / f"rollout-docker-{hashlib.sha256((OWN_STATE or str(REPO)).encode()).hexdigest()[:8]}"
 HOST = f"unix://{RUN}/docker.sock"
@@ -77,7 +79,7 @@ def launch() -> None:
         daemon = subprocess.Popen(
             [
                 "dockerd", "--host", HOST, "--data-root", str(CACHE / "data"), "--exec-root", str(RUN / "exec"),
-                "--pidfile", str(RUN / "pid"), "--default-address-pool", "base=10.231.0.0/25,size=28",
+                "--pidfile", str(RUN / "pid"), "--default-address-pool", "base=10.231.0.0/25,size=28", *OPTIONS,
             ],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             env={**os.environ, "NOTIFY_SOCKET": str(RUN / "notify")},

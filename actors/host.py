@@ -7,8 +7,11 @@ with a constructor of its own would arrive as text. Faults go back as data.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +35,8 @@ log = logging.getLogger(__name__)
 
 PARENT_S = 1.0
 """How often a host looks whether its raylet is alive."""
+ORPHAN_S = 60.0
+"""The longest that a host without a raylet takes to clean up; what is left then ends with its process."""
 
 
 class Fault(NamedTuple):
@@ -68,6 +73,8 @@ class RolloutHost:
         self._plan = plan
         self._host: Host | None = None
         self._logs: Logs | None = None
+        # From now on: a raylet may die before anybody opens the host, and then nobody will.
+        threading.Thread(target=self._watch_parent, args=(os.getppid(),), name="raylet watchdog", daemon=True).start()
 
     async def open(self, keys: Mapping[str, str]) -> Opened | Fault:
         try:
@@ -78,7 +85,6 @@ class RolloutHost:
             await host.open()
             self._host = host
             collect_seldom()
-            self._orphaned = asyncio.create_task(self._watch_parent(os.getppid()), name="raylet watchdog")
             # Of the module: Ray sends this class by value, and with it the driver's own value of a plain constant.
             return Opened(version.VERSION, os.getpid(), descriptors)
         except asyncio.CancelledError:
@@ -123,13 +129,15 @@ class RolloutHost:
         if self._host is not None:
             self._loop.call_soon_threadsafe(self._host.nudge)
 
-    async def _watch_parent(self, raylet: int) -> None:
+    def _watch_parent(self, raylet: int) -> None:
         """Ray counts no more on a node whose raylet is gone, and lets its actors live on: what runs here ends."""
         while os.getppid() == raylet:
-            await asyncio.sleep(PARENT_S)
+            time.sleep(PARENT_S)
         if self._host is not None:
             log.error("host=%s has lost its raylet: it ends", self._plan.host_id)
-            await self._host.close()
+            closing = asyncio.run_coroutine_threadsafe(self._host.close(), self._loop)
+            with contextlib.suppress(Exception):  # what does not let itself be closed ends with its process
+                closing.result(ORPHAN_S)
         self._leave()
 
     async def stop(self) -> None:

@@ -66,17 +66,20 @@ class Breaker:
             self.state, self.count, self.trips, self.probe = BreakerState.CLOSED, 0, 0, None
             self.sources.clear()
 
-    def failed(self, key: int, kind: str, now: float, source: int | None = None) -> None:
-        """A rollout was failed by this. Failures of one `source` count once in a row."""
+    def failed(self, key: int, kind: str, now: float, source: int | None = None, *, patient: bool = False) -> None:
+        """A rollout was failed by this. Failures of one `source` count once in a row.
+
+        `patient`: it comes back by itself. One failure opens the breaker, and its pauses are not counted as its last.
+        """
         if self.state is BreakerState.CLOSED:
             if kind != self.kind:
                 self.kind, self.count = kind, 0
                 self.sources.clear()
             self._count(source)
-            if 0 < self.failures <= self.count:
-                self._open(now)
+            if self.failures and (patient or self.failures <= self.count):
+                self._open(now, patient)
         elif self.state is BreakerState.HALF_OPEN and key == self.probe:
-            self._open(now)
+            self._open(now, patient)
 
     def forget(self, key: int) -> None:
         """A rollout ended without a finding about this (cancelled, its host lost)."""
@@ -91,8 +94,8 @@ class Breaker:
             if len(self.sources) < self.failures:
                 self.sources.add(source)
 
-    def _open(self, now: float) -> None:
-        self.trips += 1
+    def _open(self, now: float, patient: bool) -> None:
+        self.trips = min(self.trips + 1, self.rules.breaker_trips) if patient else self.trips + 1
         self.count, self.probe = 0, None
         self.sources.clear()
         if self.exhausted and self.mortal:

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from rollout_engine.breaker import Breaker, BreakerState
 from rollout_engine.config import RetrySpec
+from rollout_engine.errors import SandboxAway
 from rollout_engine.specs import Task
 from rollout_engine.types import Boundary
 
@@ -30,6 +31,7 @@ BOUNDARY_OF: dict[SubjectKind, Boundary] = {
 }
 """What the rows of rollouts say that were given up with a subject."""
 
+_AWAY = f"{Boundary.SANDBOX}:{SandboxAway.__name__}"
 _NOT_THE_MODELS = frozenset(
     {Boundary.AGENT.value, Boundary.SANDBOX.value, Boundary.SETUP.value, Boundary.HOST.value, Boundary.TASK.value}
 )
@@ -61,6 +63,11 @@ class Outcome(NamedTuple):
     no_verdict: bool = False
     """The agent ended as it should, and its verifier came to no finding."""
 
+    @property
+    def away(self) -> bool:
+        """The provider of its sandbox did not answer: that says nothing but of its host."""
+        return self.failed and self.kind == _AWAY
+
 
 def subjects_of(task: Task, agent: str) -> tuple[Subject, ...]:
     """What all rollouts of a task depend on, whatever their model and host."""
@@ -89,7 +96,7 @@ def _kind_of(verifier: Mapping[str, Any]) -> str:
 def finding(kind: SubjectKind, outcome: Outcome) -> bool | None:
     """Whether a row speaks for a subject of this kind, or against it; None: it says nothing."""
     boundary = outcome.kind.partition(":")[0]
-    if outcome.cancelled:
+    if outcome.cancelled or (outcome.away and kind != "host"):
         return None
     if kind == "model":
         return None if outcome.failed and boundary in _NOT_THE_MODELS else not outcome.failed
@@ -136,8 +143,14 @@ class Circuits:
 
     # -- what is learned ----------------------------------------------------------------------------------------
 
-    def ended(self, key: int, slot: int, model: int, subjects: Sequence[Subject], outcome: Outcome, now: float) -> None:
-        """A rollout has its row. `slot` is its task's: agents and verifiers are judged by different tasks."""
+    def ended(
+        self, key: int, slot: int, model: int, subjects: Sequence[Subject], outcome: Outcome, now: float,
+        *, patient: bool = False,
+    ) -> None:  # fmt: skip
+        """A rollout has its row. `slot` is its task's: agents and verifiers are judged by different tasks.
+
+        `patient`: what it failed by comes back by itself, so that one failure is enough, and none is the last one.
+        """
         _learn(self.models[model], finding("model", outcome), key, outcome.kind, now)
         if not self._others and not outcome.kind:
             return
@@ -147,7 +160,8 @@ class Circuits:
             if breaker is None and good is False:
                 breaker = self._others[subject] = self._make(subject)
             if breaker is not None:
-                _learn(breaker, good, key, outcome.kind, now, slot if subject.kind in _JUDGED_BY_TASKS else None)
+                source = slot if subject.kind in _JUDGED_BY_TASKS else None
+                _learn(breaker, good, key, outcome.kind, now, source, patient=patient)
                 if breaker.state is BreakerState.CLOSED and not breaker.count:
                     del self._others[subject]
 
@@ -207,10 +221,13 @@ class Circuits:
                     yield subject, breaker
 
 
-def _learn(breaker: Breaker, good: bool | None, key: int, kind: str, now: float, source: int | None = None) -> None:
+def _learn(
+    breaker: Breaker, good: bool | None, key: int, kind: str, now: float, source: int | None = None,
+    *, patient: bool = False,
+) -> None:  # fmt: skip
     if good is None:
         breaker.forget(key)
     elif good:
         breaker.succeeded()
     else:
-        breaker.failed(key, kind, now, source)
+        breaker.failed(key, kind, now, source, patient=patient)

@@ -259,6 +259,9 @@ class RetrySpec(Spec):
     backoff_s: float = Field(default=1.0, ge=0)
     """Pause before the first fresh start; doubles, with jitter, up to backoff_max_s."""
     backoff_max_s: float = Field(default=60.0, ge=0)
+    away_s: float = Field(default=120.0, ge=0)
+    """How long an attempt is tried again, beyond its retries, while its sandbox's provider, which was there, does not
+    answer (a daemon that is restarted); meanwhile its host gets a probe from time to time; 0: as any other failure."""
     max_host_losses: int = Field(default=3, ge=0)
     """How often an attempt is planned again because its host was lost."""
     breaker_failures: int = Field(default=20, ge=0)

@@ -11,7 +11,7 @@ RolloutEngineError
       ModelTimeout ModelConnectionError ModelRateLimited ModelServerError     another try may help
       ModelBadResponse ModelRequestError ModelAuthError ModelRefused ModelMissingAnswer
     SandboxError              the sandbox's provider
-      SandboxStartError SandboxDied SandboxUnavailable
+      SandboxStartError SandboxDied SandboxUnavailable SandboxAway
       NodeDiskFull              a disk of the node, not of the sandbox, has no room
         SandboxOutOfMemory        what ran in it, not we, ended it: the agent's own limit
     SetupError                the task's own files, setup commands, services or tools
@@ -170,6 +170,10 @@ class SandboxUnavailable(SandboxError):
 
 class NodeDiskFull(SandboxError):
     """A disk of the node is full: the place where images, installations, files on their way or temporary ones lie."""
+
+
+class SandboxAway(SandboxError):
+    """The provider was there and does not answer for now: its daemon is being restarted."""
 
 
 class SetupError(InfraError):

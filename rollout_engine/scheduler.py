@@ -4,13 +4,14 @@ Invariants: every planned key is in exactly one of `todo` (of its group), `suspe
 one host) or done; a key leaves for good only through a `Verdict.COMMIT`, `drop` or `lost`, each of which ends in one
 row.
 Depth first: started groups are finished before new ones are begun, and a group stays on one or two hosts.
-Whoever was on two lost hosts may be what ended them: such suspects run apart from all others, a few on a host and the
-last time alone, so that one that does end its host takes no other with it.
+Whoever was on two lost hosts may be what ended them: such suspects run apart from all others, on half of the hosts at
+most, a few on a host and the last time alone, so that one that does end its host takes no other with it.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +30,8 @@ OVERSUBSCRIPTION = 2
 """Rollouts in flight for each call that a limited model takes at once."""
 SUSPECT_LOSSES = 2
 """Hosts lost under an attempt that make it a suspect."""
-SUSPECTS_TOGETHER = 16
-"""Suspects that share a host, before their last start."""
+SUSPECTS_TOGETHER = 8
+"""Suspects that share a host, before their last start: fewer take longer, more have to run alone after another loss."""
 
 
 class Try(NamedTuple):
@@ -95,6 +96,8 @@ class Scheduler:
         """Hosts that run suspects, or let what they hold end in order to."""
         self._wake: list[tuple[float, int]] = []
         self._cancelling: set[int] = set()
+        self._away: dict[int, float] = {}
+        """Since when the provider of a rollout's sandbox has not answered."""
         self._orders = 0
 
     # -- work arrives -------------------------------------------------------------------------------------------
@@ -141,7 +144,7 @@ class Scheduler:
             if not slots:
                 return []
         ready = [one for one in self._suspects.values() if self._room_for(self._group(one.key), now) > 0]
-        if ready and not self._apart:
+        if self._takes_another_apart(ready):
             self._apart.add(host)
         if host in self._apart:
             if self.held[host]:
@@ -156,12 +159,23 @@ class Scheduler:
             return self._take_suspects(ready, host, slots, now)
         return granted
 
+    def _takes_another_apart(self, ready: Sequence[Try]) -> bool:
+        """Whether one more host should run nothing but these: as many as they fill, and half of all at most."""
+        alone = sum(self._is_last(one) for one in ready)
+        needed = alone + math.ceil((len(ready) - alone) / SUSPECTS_TOGETHER)
+        coming = sum(not self.runs_suspects_only(host) for host in self._apart)
+        return coming < needed and len(self._apart) < math.ceil(len(self.held) / 2)
+
+    def _is_last(self, one: Try) -> bool:
+        """Whether an attempt is given up when it loses its host once more."""
+        return one.losses == self.retry.max_host_losses
+
     def _take_suspects(self, ready: Iterable[Try], host: str, slots: int, now: float) -> list[Try]:
         """For a host that holds nothing, and gets nothing else until these have ended."""
         self._apart.add(host)
         granted: list[Try] = []
         for one in ready:
-            last = one.losses == self.retry.max_host_losses
+            last = self._is_last(one)
             if len(granted) < (1 if last else min(slots, SUSPECTS_TOGETHER)) and slots > 0:
                 group = self._group(one.key)
                 if self._room_for(group, now) > 0:
@@ -236,19 +250,27 @@ class Scheduler:
         model = self.space.model(key)
         self._count(host, model, -1)
         subjects = (*self._group(key).subjects, Subject("host", host))
-        self.circuits.ended(key, self.space.slot(key), model, subjects, outcome, now)
+        patient = self._patient(key, outcome, now)
+        self.circuits.ended(key, self.space.slot(key), model, subjects, outcome, now, patient=patient)
         again = (
             outcome.failed
             and outcome.retryable
-            and one.failures < self.retry.max_retries
+            and (patient or one.failures < self.retry.max_retries)
             and key not in self._cancelling
             and not self.circuits.is_dead(model, subjects)
         )
         if again:
-            self._wait(one._replace(retry=one.retry + 1, failures=one.failures + 1), now)
+            self._wait(one._replace(retry=one.retry + 1, failures=one.failures + int(not patient)), now)
             return Verdict.RETRY
         self._done(key)
         return Verdict.COMMIT
+
+    def _patient(self, key: int, outcome: Outcome, now: float) -> bool:
+        """Whether a rollout failed by what comes back by itself, and has not waited for it for too long."""
+        if not outcome.away:
+            self._away.pop(key, None)
+            return False
+        return now - self._away.setdefault(key, now) < self.retry.away_s
 
     def _wait(self, one: Try, now: float) -> None:
         """Back-off: doubles with each failure, and is jittered between half and all of it."""
@@ -401,6 +423,7 @@ class Scheduler:
 
     def _done(self, key: int) -> None:
         self._cancelling.discard(key)
+        self._away.pop(key, None)
         group_id = self.space.group(key)
         group = self._groups[group_id]
         group.left -= 1

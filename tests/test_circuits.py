@@ -14,7 +14,7 @@ from rollout_engine.agents.base import AgentLimits, AgentModel, OnTurn
 from rollout_engine.breaker import BreakerState
 from rollout_engine.circuits import MAX_SUBJECTS, Circuits, Outcome, Subject, SubjectKind, finding, subjects_of
 from rollout_engine.config import RetrySpec
-from rollout_engine.errors import AgentError, SandboxStartError
+from rollout_engine.errors import AgentError, SandboxAway, SandboxStartError
 from rollout_engine.sandboxes.base import Recipe, Sandbox, SandboxSpec
 from rollout_engine.sandboxes.local import LocalProvider
 from rollout_engine.scheduler import Scheduler, Try, Verdict
@@ -34,6 +34,7 @@ NO_VERDICT = Outcome(kind="verifier:ModuleNotFoundError", boxed=True, no_verdict
 NO_MODEL = Outcome(failed=True, retryable=True, kind="model:ModelServerError", boxed=True)
 NO_AGENT = Outcome(failed=True, retryable=True, kind="agent:AgentError", boxed=True)
 NO_TASK = Outcome(failed=True, kind="task:TaskBodyError")
+AWAY = Outcome(failed=True, retryable=True, kind="sandbox:SandboxAway")
 IMAGE, OTHER = Subject("image", "python:3"), Subject("image", "debian:12")
 
 
@@ -51,6 +52,7 @@ IMAGE, OTHER = Subject("image", "python:3"), Subject("image", "debian:12")
         (NO_MODEL, {"model": False, "agent": None, "host": True, "image": True, "setup": True, "verifier": None}),
         (NO_AGENT, {"model": None, "agent": False, "host": True, "image": True, "setup": True, "verifier": None}),
         (NO_TASK, {"model": None, "agent": None, "host": None, "image": None, "setup": None, "verifier": None}),
+        (AWAY, {"model": None, "agent": None, "host": False, "image": None, "setup": None, "verifier": None}),
         (Outcome(cancelled=True, boxed=True), dict.fromkeys(("model", "agent", "host", "image", "setup", "verifier"))),
     ],
 )
@@ -134,6 +136,38 @@ def test_the_longest_pause_of_a_host_is_bounded() -> None:
     assert max(pauses) == 4.0
 
 
+def test_a_host_whose_provider_does_not_answer_gets_probes_and_costs_no_retry() -> None:
+    scheduler = scheduler_of(20, IMAGE)
+    now, probes = 0.0, 0
+    scheduler.grant("a", 3, now)
+    end_all(scheduler, "a", AWAY, now)
+    assert len(scheduler.grant("b", 8, now)) == 8, "the other host goes on, with what failed there"
+    while now < RULES.away_s - 10:
+        assert len(scheduler.grant("a", 8, now)) <= 1, "one failure has closed it to all but probes"
+        for key in list(scheduler.held["a"]):
+            assert scheduler.finished("a", key, AWAY, now) is Verdict.RETRY
+            probes += 1
+        assert scheduler.circuits.hopeless(["a"]) is None
+        now += 1.0
+    assert 50 < probes < 60, "after 1, 2, 2, 2, ... seconds"
+    scheduler.grant("a", 8, now + 2)
+    end_all(scheduler, "a", GOOD, now + 2)
+    assert len(scheduler.grant("a", 8, now + 2)) == 8, "it has come back"
+
+
+def test_a_provider_that_does_not_come_back_is_given_up_in_bounded_time() -> None:
+    scheduler = scheduler_of(20)
+    scheduler.grant("a", 8, 0.0)
+    end_all(scheduler, "a", AWAY, 0.0)
+    now, verdict = 0.0, None
+    while verdict is not Verdict.COMMIT and now < 10 * RULES.away_s:
+        now += 1.0
+        for one in scheduler.grant("a", 1, now):
+            verdict = scheduler.finished("a", one.key, AWAY, now)
+    assert RULES.away_s <= now < RULES.away_s + 10
+    assert scheduler.circuits.hopeless(["a"]) is not None, "which ends what is left"
+
+
 def test_an_image_that_fails_everywhere_is_given_up_and_another_is_untouched() -> None:
     scheduler = Scheduler(KeySpace(1, 4), RULES)
     for slot in range(10):
@@ -208,7 +242,7 @@ def test_a_lost_probe_makes_room_for_another() -> None:
     assert len(scheduler.grant("c", 8, 1.0)) == 1
 
 
-OUTCOMES = st.sampled_from([GOOD, NO_BOX, NO_SETUP, NO_VERDICT, NO_MODEL, NO_AGENT, Outcome(cancelled=True)])
+OUTCOMES = st.sampled_from([GOOD, NO_BOX, AWAY, NO_SETUP, NO_VERDICT, NO_MODEL, NO_AGENT, Outcome(cancelled=True)])
 STEPS = st.lists(
     st.tuples(st.sampled_from(["grant", "end", "end", "lose", "wait"]), st.integers(0, 2), st.integers(0, 9), OUTCOMES),
     max_size=100,
@@ -281,9 +315,13 @@ BOXED: dict[str, Any] = {"environment": {"trusted": True}}
 
 
 class Fragile(LocalProvider):
-    """Local sandboxes; the first `broken` providers of a test make none, and nobody has the image `no-such`."""
+    """Local sandboxes; the first `broken` providers of a test make none, and nobody has the image `no-such`.
+
+    All of them are away for the tries from the 10th to the 30th.
+    """
 
     broken: ClassVar[int] = 0
+    restarts: ClassVar[bool] = False
     made: ClassVar[int] = 0
     tries: ClassVar[Counter[bool]] = Counter()
 
@@ -296,6 +334,8 @@ class Fragile(LocalProvider):
         Fragile.tries[self._broken] += 1
         if self._broken:
             raise SandboxStartError("no space left for a sandbox")
+        if Fragile.restarts and 10 <= Fragile.tries[False] < 30:
+            raise SandboxAway("its daemon is being restarted")
         if spec.image == "no-such":
             raise SandboxStartError("image no-such: not found")
         return await super().open(SandboxSpec(trusted=True, layers=spec.layers))
@@ -306,7 +346,7 @@ class Fragile(LocalProvider):
 
 @pytest.fixture(autouse=True)
 def _whole() -> None:
-    Fragile.broken, Fragile.made, Fragile.tries = 0, 0, Counter()
+    Fragile.broken, Fragile.made, Fragile.tries, Fragile.restarts = 0, 0, Counter(), False
     Needy.installed = False
 
 
@@ -383,6 +423,18 @@ async def test_where_no_host_makes_a_sandbox_the_run_ends_with_a_row_for_each() 
     assert kinds(rows)["failed", "sandbox", "CircuitOpen"] > 60
     assert {row.score for row in rows} == {None}
     assert any("sandboxes were given up on every host (host-0, host-1)" in note for note in notes)
+
+
+async def test_a_daemon_that_is_restarted_costs_no_row() -> None:
+    Fragile.restarts = True
+    retry = {"max_retries": 0, "breaker_pause_s": 0.02}
+    async with driving(config_of(k=2, retry=retry), hosts=Hosts(2)) as drive:
+        rows = await drive.run([task_of(task_id=f"t{number}", **BOXED) for number in range(20)])
+        notes = drive.driver.progress.notes
+    assert_each_key_once(rows, 40)
+    assert {(row.status, row.score) for row in rows} == {("completed", 1.0)}
+    assert sum(row.retries for row in rows) == 20
+    assert any("host host-0 is paused (pause 1): it keeps failing with sandbox:SandboxAway" in note for note in notes)
 
 
 async def test_an_image_that_nobody_has_is_given_up_and_says_so_in_its_rows() -> None:

@@ -69,6 +69,18 @@ def test_other_hosts_go_on_with_other_work() -> None:
     assert [one.losses for one in scheduler.grant("d", 8, 0.0)] == [0] * 4
 
 
+def test_as_many_hosts_run_suspects_as_they_fill_and_half_of_all_goes_on_with_other_work() -> None:
+    keys = 3 * SUSPECTS_TOGETHER
+    scheduler = planned(keys)
+    lose(scheduler, "a", "b")
+    scheduler.add_group([Try(key) for key in range(keys, 2 * keys)])
+    for host in "cdefg":
+        scheduler.join(host)
+    granted = [scheduler.grant(host, SUSPECTS_TOGETHER + 1, 0.0) for host in "cdefg"]
+    assert [{one.losses for one in each} for each in granted] == [{2}, {2}, {2}, {0}, {0}]
+    assert [len(each) for each in granted] == [SUSPECTS_TOGETHER] * 3 + [SUSPECTS_TOGETHER + 1] * 2
+
+
 def test_suspects_wait_until_a_host_has_ended_what_it_holds() -> None:
     scheduler = planned(1)
     lose(scheduler, "a")

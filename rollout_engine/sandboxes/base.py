@@ -270,7 +270,7 @@ class SandboxProvider(Protocol):
     def name(self) -> str: ...
 
     async def open(self, spec: SandboxSpec) -> Sandbox:
-        """A live sandbox. Raises SandboxStartError, SandboxUnavailable."""
+        """A live sandbox. Raises SandboxStartError, SandboxUnavailable, SandboxAway."""
         ...
 
     async def prepare(self, spec: SandboxSpec, recipe: Recipe) -> SandboxSpec:

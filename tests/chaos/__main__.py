@@ -1,4 +1,4 @@
-"""Kills at random moments, again and again: `python -m tests.chaos --seed 1 --kills 200`.
+"""Kills at random moments, again and again: `python -m tests.chaos --seed 1 --kills 200` (root).
 
 Runs of short rollouts on three Ray nodes are struck while they go on, by a plan that the seed decides and that is
 printed first. A run is over when all its rows are there; the next one begins, until nothing of the plan is left. After
@@ -7,158 +7,19 @@ each: every planned row once, equal to that of an undisturbed run, and nothing l
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import json
 import os
-import shutil
-import signal
 import sys
-import tempfile
-import time
-from collections import deque
-from pathlib import Path
 
-from tests.chaos import check
-from tests.chaos.daemon import Daemon
-from tests.chaos.leftovers import Leftovers, adopt_orphans
-from tests.chaos.leg import Field, Leg
-from tests.chaos.plan import KINDS, Strike, make_plan
-from tests.chaos.report import Report
-from tests.chaos.work import MODELS, K, work
-from tests.nodes.three import three_nodes
-
-FAILED_AGAIN = 2
-"""How often what failed is run again at the end of a run, at most."""
-
-
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--minutes", type=float, default=120.0, help="no further run is begun after so long")
-    parser.add_argument("--tasks", type=int, default=60, help=f"of each run; each has {K * len(MODELS)} rollouts")
-    parser.add_argument("--keep", action="store_true", help="keep the run directories")
-    return parser.parse_args()
-
-
-class Suite:
-    """Strikes run after run, and counts."""
-
-    def __init__(self, ground: Field, work: tuple[int, int], folder: Path) -> None:
-        self._field, self._work, self._folder = ground, work, folder
-        self._planned = work[0] * K * len(MODELS)
-        self.report = Report()
-        self._leftovers = Leftovers(ground.daemon)
-        self._calm = check.Rows({}, self.report.failed, 0, 0)
-
-    def calm(self) -> None:
-        """The undisturbed run that all others are compared with."""
-        run_dir = self._folder / "calm"
-        with contextlib.closing(Leg(self._field, run_dir, self._work)) as leg:
-            leg.finish()
-        self._calm = check.read(run_dir)
-        assert len(self._calm.essence) == self._planned, f"without a kill: {self._calm.failed}"
-        assert not (left := self._leftovers.after()), f"left over without a kill: {left}"
-
-    def struck(self, strikes: deque[Strike]) -> None:
-        """One run. Takes the strikes off that came in time."""
-        self.report.runs += 1
-        run_dir = self._folder / f"run-{self.report.runs}"
-        leg = Leg(self._field, run_dir, self._work)
-        try:
-            while strikes and leg.strike(strikes[0]):
-                say(f"run {self.report.runs}: {strikes.popleft()} -> {leg.killed[-1].seconds or 0:.1f} s")
-            leg.finish()
-            self._look_at(run_dir, "when it was over")
-            self._check(leg, run_dir)
-        finally:
-            leg.close()
-            self.report.killed += leg.killed
-            self.report.drivers += leg.drivers
-
-    def _check(self, leg: Leg, run_dir: Path) -> None:
-        rows = check.read(run_dir)
-        check.same(rows, self._calm, self._planned)
-        rows_failed = rows.failed
-        self.report.failed += rows_failed
-        for _ in range(FAILED_AGAIN):
-            if rows.failed:
-                leg.retry_failed()
-                rows = check.read(run_dir)
-        check.same(rows, self._calm, self._planned)
-        assert not rows.failed, f"still failed: {rows.failed}"
-        self.report.rows += len(rows.essence)
-        self.report.retries += rows.retries
-        self.report.superseded += rows.written - len(rows.essence)
-        events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-        took = [event["seconds"] for event in events if event["kind"] == "recovered" and event["seconds"] is not None]
-        self.report.host_recovery_s = max([self.report.host_recovery_s, *took])
-        if rows_failed:
-            self._look_at(run_dir, "after its failed rows were run again")
-        if self._field.daemon is not None:
-            self._field.daemon.sweep()
-
-    def _look_at(self, run_dir: Path, when: str) -> None:
-        left = self._leftovers.after()
-        self.report.left += len(left)
-        self.report.forgotten = len(self._leftovers.forgotten)
-        if left:
-            self.report.trouble.append(f"{run_dir.name} {when}: left over: {left}")
-
-
-def say(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
-
-
-def daemon(state: Path) -> Daemon | None:
-    """None where this machine cannot have one, and need not."""
-    try:
-        return Daemon(state)
-    except Exception as error:
-        if os.environ.get("ROLLOUT_REQUIRE") == "1":
-            raise
-        say(f"no Docker daemon, so none is killed: {error}")
-        return None
-
-
-def absent(error: Exception) -> None:
-    if os.environ.get("ROLLOUT_REQUIRE") != "1":
-        say(f"skipped: Ray does not start on this machine: {error}")
-        sys.exit(0)
+from tests.chaos.options import options
+from tests.chaos.place import Place
 
 
 def main() -> int:
-    said = arguments()
-    ends = time.monotonic() + said.minutes * 60
-    adopt_orphans()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # with everything undone
-    with contextlib.ExitStack() as undo:
-        folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-        if not said.keep:
-            undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        docker = daemon(folder / "docker")
-        if docker is not None:
-            undo.callback(docker.stop)
-        three = undo.enter_context(three_nodes(absent))
-        dockers = said.tasks // 10 if docker else 0
-        ground = undo.enter_context(contextlib.closing(Field(three, docker, list(work(said.tasks, dockers)))))
-        kinds = tuple(kind for kind in KINDS if docker or kind != "docker")
-        strikes = deque(make_plan(said.seed, said.kills, kinds))
-        say(f"seed {said.seed}: {' '.join(map(str, strikes))}")
-        suite = Suite(ground, (said.tasks, dockers), folder)
-        suite.calm()
-        say("the undisturbed run is done")
-        try:
-            while strikes and time.monotonic() < ends:
-                suite.struck(strikes)
-        except AssertionError as error:
-            suite.report.trouble.append(str(error))
-        finally:
-            print("\n".join(suite.report.lines()), flush=True)
-    if suite.report.trouble:
-        print(f"run directories: {folder}" if said.keep else "run directories are kept with --keep")
-    return 1 if suite.report.trouble else 0
+    options(sys.argv[1:], __doc__)
+    if os.geteuid() != 0:
+        sys.exit("tests.chaos: only root can shut the suite in a place of its own")
+    with Place() as place:
+        return place.run("tests.chaos.suite", sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 from docker import APIClient
 
 from tests.chaos.work import IMAGE
-from tests.ray.rays import ROOT, alive, blocking_until, command, descendants
+from tests.ray.rays import ROOT, blocking_until, command, descendants, processes
 
 SCRIPT = ROOT / ".ci/docker.py"
 
@@ -34,7 +34,11 @@ class Daemon:
     def _ask(self, *arguments: str) -> str:
         return subprocess.run(
             [sys.executable, SCRIPT, *arguments],
-            env={**os.environ, "ROLLOUT_DOCKER_STATE": str(self._state)},
+            env={
+                **os.environ,
+                "ROLLOUT_DOCKER_STATE": str(self._state),
+                "ROLLOUT_DOCKER_OPTIONS": f"--cgroup-parent=/{self._state.parent.name}",  # the place's
+            },
             stdout=subprocess.PIPE,
             text=True,
             check=True,
@@ -52,10 +56,11 @@ class Daemon:
         """SIGKILL. `start` brings up another one over the same state."""
         pids = [self.pid, *(pid for pid in descendants(self.pid) if command(pid).startswith("containerd "))]
         os.kill(self.pid, signal.SIGKILL)
-        blocking_until(lambda: not alive(pids), "the daemon and its containerd, which ends with it, have ended", 10)
-        for pid in pids:  # adopted orphans; their successors take a zombie for alive
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+        blocking_until(lambda: not set(pids) & set(processes()), "the daemon and its containerd have ended")
+
+    def mounts(self, place: str) -> bool:
+        """Whether something is mounted there by it: there its successors unmount it, too."""
+        return place.startswith((f"{self._state}/", "/run/"))
 
     def left(self) -> list[str]:
         """Everything that the engine made in it and is still there. Nobody else uses it."""
@@ -77,14 +82,14 @@ class Daemon:
             known = {each["Id"] for each in api.containers(all=True)}
         finally:
             api.close()
-        shims = {pid: command(pid).split() for pid in descendants(os.getpid()) if "/containerd-shim" in command(pid)}
+        shims = {pid: command(pid).split() for pid in processes() if "/containerd-shim" in command(pid)}
         return {below for pid, line in shims.items() if not known & set(line) for below in descendants(pid)}
 
     def sweep(self) -> None:
         """Ends the shims that killed daemons forgot; only while there is no container."""
-        for pid in descendants(os.getpid()):
+        for pid in processes():
             line = command(pid)
-            if ("/containerd-shim" in line and str(self._folder) in line) or line.startswith("runc "):
+            if "/containerd-shim" in line or line.startswith("runc "):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 

@@ -1,8 +1,10 @@
-"""What a run must not leave: processes, control groups, mounts, containers, temporary folders."""
+"""What a run must not leave: processes, control groups, mounts, containers, temporary folders.
+
+All that is looked at is the suite's own (place.py): whatever it finds, a run has left.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import time
@@ -10,11 +12,10 @@ from pathlib import Path
 
 from rollout_engine.sandboxes.namespace import reaper
 from tests.chaos.daemon import Daemon
-from tests.ray.rays import POLL_S, alive, command, descendants
+from tests.ray.rays import POLL_S, alive, command, processes
 
-LEFT_S = 10.0
+LEFT_S = 30.0
 """Seconds after a run's end until nothing of it is left."""
-PR_SET_CHILD_SUBREAPER = 36
 OTHERS = re.compile(
     r"/(raylet|gcs_server) |/ray/(core/src|dashboard|autoscaler|_private)/|^ray::(IDLE|DashboardAgent|RuntimeEnvAgent)|"
     r"rollout_engine\.models\.server_process|multiprocessing\.resource_tracker|"
@@ -27,11 +28,6 @@ a shim is looked at all the same.
 """
 
 
-def adopt_orphans() -> None:
-    """From here on whatever is started below this process stays below it, whoever dies in between."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
 class Leftovers:
     """Compares with how it was when this was made."""
 
@@ -39,7 +35,7 @@ class Leftovers:
         self._daemon = daemon
         self.forgotten: set[int] = set()
         """Processes behind shims that a killed daemon forgot: out of the engine's reach, and counted apart."""
-        self._mounts = _mounts()
+        self._mounts = self._mounted()
         self._folders = _folders()
         self._groups = set(reaper.leftovers())
 
@@ -50,7 +46,7 @@ class Leftovers:
         self.forgotten |= forgotten & {pid for pid, _ in lines}
         left = [f"process {pid}: {line}" for pid, line in lines if pid not in forgotten]
         left += [f"control group {path}" for path in set(reaper.leftovers()) - self._groups]
-        left += [f"mount {line}" for line in _mounts() - self._mounts]
+        left += [f"mount {line}" for line in self._mounted() - self._mounts]
         left += [f"folder {name}" for name in _folders() - self._folders]
         return left + (self._daemon.left() if self._daemon is not None else [])
 
@@ -61,16 +57,15 @@ class Leftovers:
             time.sleep(POLL_S)
         return left
 
+    def _mounted(self) -> set[str]:
+        """But for what the Docker daemon has mounted."""
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+        return {line for line in lines if self._daemon is None or not self._daemon.mounts(line.split()[1])}
+
 
 def _processes() -> list[tuple[int, str]]:
-    lines = [(pid, command(pid)) for pid in alive(descendants(os.getpid()))]
+    lines = [(pid, command(pid)) for pid in alive(processes()) if pid not in (1, os.getpid())]
     return [(pid, line) for pid, line in lines if line and not OTHERS.search(line)]
-
-
-def _mounts() -> set[str]:
-    """Those of this machine that are ours by their place."""
-    lines = Path("/proc/self/mounts").read_text().splitlines()
-    return {line for line in lines if os.environ.get("TMPDIR", "?") in line or "lowerdir=/tmp/l" in line}
 
 
 def _folders() -> set[str]:

@@ -22,7 +22,7 @@ from tests.ray.rays import POLL_S, alive
 
 T = TypeVar("T")
 
-WAIT_S = 180.0
+WAIT_S = 300.0
 """Whatever is waited for comes within this time, or the suite has failed."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -22,30 +23,36 @@ class Report:
     """Rows in a log that another row of their key took the place of."""
     failed: Counter[str] = field(default_factory=Counter)
     """Rows that failed for good before `resume --failed`, by boundary and type."""
-    host_recovery_s: float = 0.0
-    """The longest from the loss of a host until all that it held ran again, as the engine itself says."""
+    host_recoveries: list[float] = field(default_factory=list)
+    """Seconds from the loss of a host until all that it held ran again, as the engine itself says."""
     trouble: list[str] = field(default_factory=list)
     """Claims that did not hold: rows lost, doubled or different, and what was left over."""
     left: int = 0
     forgotten: int = 0
     """Processes of containers that a killed Docker daemon was starting, and that its successor does not know."""
+    began: float = field(default_factory=time.monotonic)
 
     def lines(self) -> list[str]:
-        """For a terminal."""
+        """For a terminal. `lost hosts`: until others had taken up all that one held, as the engine itself says."""
         table = [f"{'killed':<10} {'times':>5} {'median s':>9} {'longest s':>9}   until the repair and the next row"]
         for kind in KINDS:
             mine = [each for each in self.killed if each.kind == kind]
-            took = sorted(each.seconds for each in mine if each.seconds is not None)
-            figures = f"{took[len(took) // 2]:>9.1f} {took[-1]:>9.1f}" if took else f"{'':>19}"
-            table.append(f"{kind:<10} {len(mine):>5} {figures}")
-        table.append(f"{'all':<10} {len(self.killed):>5}")
+            table.append(_line(kind, len(mine), [each.seconds for each in mine if each.seconds is not None]))
+        table.append(_line("all", len(self.killed), [each.seconds for each in self.killed if each.seconds is not None]))
+        table.append(_line("lost hosts", len(self.host_recoveries), self.host_recoveries))
         failed = ", ".join(f"{times} {what}" for what, times in self.failed.most_common()) or "none"
         return [
             *table,
-            f"{self.runs} runs by {self.drivers} drivers, {self.rows} rows, each there once",
+            f"{self.runs} runs by {self.drivers} drivers in {(time.monotonic() - self.began) / 60:.0f} minutes, "
+            f"{self.rows} rows, each there once",
             f"done twice: {self.retries} tries thrown away, {self.superseded} rows superseded",
             f"failed until `resume --failed`: {failed}",
-            f"longest from a host's loss until its rollouts ran again: {self.host_recovery_s:.1f} s",
             f"left over: {self.left}; processes that a killed Docker daemon forgot: {self.forgotten}",
             *(f"NOT SO: {each}" for each in self.trouble),
         ]
+
+
+def _line(what: str, times: int, seconds: list[float]) -> str:
+    took = sorted(seconds)
+    figures = f"{took[len(took) // 2]:>9.1f} {took[-1]:>9.1f}" if took else ""
+    return f"{what:<10} {times:>5} {figures}"

@@ -5,16 +5,13 @@ One part: python -m tests.chaos --seed 1 --kills 15 --tasks 40
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import time
 from collections import Counter
 
 import pytest
 
+from tests.chaos.conftest import started
 from tests.chaos.plan import KINDS, make_plan
-from tests.ray.rays import ROOT
-
-pytestmark = pytest.mark.ray
 
 SUITE_S = 900.0
 """Three minutes on a machine with nothing else to do."""
@@ -29,15 +26,12 @@ def test_a_plan_is_the_seeds_and_has_every_kind() -> None:
     assert any(len(strike.kinds) == 2 for strike in plan)
 
 
-def test_fifteen_kills_lose_no_row_and_leave_nothing() -> None:
-    suite = subprocess.run(
-        [sys.executable, "-m", "tests.chaos", "--seed", "1", "--kills", "15", "--tasks", "40"],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SUITE_S,
-        check=False,
-    )
-    print(suite.stdout)
-    assert suite.returncode == 0, suite.stdout
+@pytest.mark.ray
+def test_fifteen_kills_lose_no_row_and_leave_nothing(as_root: None) -> None:
+    with started("-m", "tests.chaos", "--seed", "1", "--kills", "15", "--tasks", "40") as suite:
+        ends = time.monotonic() + SUITE_S
+        assert suite.stdout is not None
+        for line in suite.stdout:  # shown as far as it came
+            print(line, end="")
+            assert time.monotonic() < ends
+        assert suite.wait() == 0

@@ -14,7 +14,8 @@ MODELS = {"strong": 0.8, "weak": 0.3}
 LATENCY_MS = 300.0
 K = 4
 SLOTS = 12
-LEASE_S = 3.0
+LEASE_S = 20.0
+"""Longer than a loaded machine holds a process up: a host that ends for that was not struck."""
 SEED = 5
 IMAGE = "busybox"
 

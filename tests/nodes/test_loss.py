@@ -239,3 +239,18 @@ async def test_exits_that_are_raised_cost_no_host(three: ThreeNodes, tmp_path: P
     assert kinds == {None: 48 * 8, "SystemExit": 6 * 8, "KeyboardInterrupt": 6 * 8}
     assert not [event for event in engine.progress.events if event.kind == "host_lost"]
     await until(lambda: not host_pids(), "no host is left")
+
+
+async def test_a_host_that_nobody_has_opened_ends_with_its_raylet(three: ThreeNodes) -> None:
+    """Its raylet may be gone between the two: nobody else will tell it."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from actors.host import RolloutHost
+
+    node = three.others[0]
+    where = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
+    actor = RolloutHost.options(num_cpus=0, scheduling_strategy=where).remote(None)  # type: ignore[attr-defined]
+    pid = await until(lambda: host_pids().get(node.node_id), "there is a host")
+    kill_raylet(node)
+    await until(lambda: not alive([pid]), "it has ended")
+    del actor

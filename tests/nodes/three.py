@@ -82,12 +82,12 @@ class ThreeNodes:
 
 
 @contextlib.contextmanager
-def three_nodes(absent: Callable[[Exception], None]) -> Iterator[ThreeNodes]:
+def three_nodes(absent: Callable[[Exception], None], folder: Path | None = None) -> Iterator[ThreeNodes]:
     """Three nodes with a token and temporary folders of their own; `absent` may raise what is better than Ray's error.
 
     TMPDIR is `folder/tmp` meanwhile, so that what is found there at the end is of these nodes and of nobody else.
     """
-    folder = Path(tempfile.mkdtemp(prefix="ray-test-"))
+    folder = folder or Path(tempfile.mkdtemp(prefix="ray-test-"))
     token = folder / "token"
     token.write_text(secrets.token_hex(16))
     before = {name: os.environ.pop(name, None) for name in AUTH}
@@ -120,7 +120,9 @@ def raylet(node: Any) -> int:
 
 
 def kill_raylet(node: Any) -> None:
+    """Returns once it is dead: `restore` asks for that."""
     os.kill(raylet(node), signal.SIGKILL)
+    blocking_until(lambda: not alive([raylet(node)]), "a killed raylet is dead")
 
 
 def nodes_alive() -> set[str]:

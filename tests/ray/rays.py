@@ -68,12 +68,17 @@ def alive(pids: Iterable[int]) -> list[int]:
     return [pid for pid in pids if _state(pid) not in ("", "Z", "X")]
 
 
+def processes() -> list[int]:
+    """All that can be seen from here, at this moment."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+
+
 def descendants(pid: int) -> list[int]:
     """The processes below one, at this moment."""
     below: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (fields := _fields(int(entry))):
-            below.setdefault(int(fields[1]), []).append(int(entry))
+    for each in processes():
+        if fields := _fields(each):
+            below.setdefault(int(fields[1]), []).append(each)
     found, look = [], [pid]
     while look:
         children = below.get(look.pop(), [])

@@ -76,7 +76,7 @@ class Engine:
             probe(self.address)
             return APIClient(base_url=self.host, timeout=CALL_TIMEOUT_S, max_pool_size=self._threads)
         except Exception as error:
-            raise translate(error, f"connect to {self.host}") from error
+            raise translate(error, f"connect to {self.host}", known=False) from error
 
 
 def probe(address: Address) -> None:

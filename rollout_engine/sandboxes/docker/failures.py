@@ -9,6 +9,7 @@ from requests.exceptions import RequestException, Timeout
 
 from rollout_engine.disk import ELSEWHERE, full, is_full
 from rollout_engine.errors import (
+    SandboxAway,
     SandboxDied,
     SandboxError,
     SandboxOutOfMemory,
@@ -33,8 +34,8 @@ class DockerNetworksExhausted(SandboxStartError):
     """The daemon has no subnet left for another network ("all predefined address pools ... fully subnetted")."""
 
 
-def translate(error: Exception, what: str) -> SandboxError:
-    """The typed form of whatever a call to the daemon raised."""
+def translate(error: Exception, what: str, *, known: bool = True) -> SandboxError:
+    """The typed form of whatever a call to the daemon raised. `known`: it has answered before."""
     if isinstance(error, SandboxError):
         return error
     if isinstance(error, APIError):
@@ -44,7 +45,9 @@ def translate(error: Exception, what: str) -> SandboxError:
     if isinstance(error, OSError) and is_full(error):
         return full(error, tempfile.gettempdir(), ELSEWHERE)
     if isinstance(error, DockerException | RequestException | OSError):
-        return SandboxUnavailable(clip(f"docker: {what}: the daemon cannot be reached ({error}); {UNREACHABLE_FIX}"))
+        # A socket that refuses is one that a daemon has listened at, and that its successor will listen at again.
+        lost = SandboxAway if known or isinstance(error, ConnectionRefusedError) else SandboxUnavailable
+        return lost(clip(f"docker: {what}: the daemon cannot be reached ({error}); {UNREACHABLE_FIX}"))
     return SandboxError(clip(f"docker: {what}: {type(error).__name__}: {error}"))
 
 

@@ -8,7 +8,7 @@ import json
 import struct
 from typing import NamedTuple
 
-from rollout_engine.errors import SandboxError, SandboxUnavailable
+from rollout_engine.errors import SandboxAway, SandboxError
 from rollout_engine.sandboxes.docker.failures import UNREACHABLE_FIX
 
 STDOUT, STDERR = 1, 2
@@ -46,13 +46,13 @@ class Hijacked:
         try:
             reader, writer = await _connect(address)
         except OSError as error:
-            raise SandboxUnavailable(f"docker: the daemon cannot be reached ({error}); {UNREACHABLE_FIX}") from error
+            raise SandboxAway(f"docker: the daemon cannot be reached ({error}); {UNREACHABLE_FIX}") from error
         try:
             writer.write(_request(path, body))
             await _accept(reader, path)
         except (OSError, EOFError) as error:
             writer.close()
-            raise SandboxUnavailable(f"docker: the daemon closed the connection; {UNREACHABLE_FIX}") from error
+            raise SandboxAway(f"docker: the daemon closed the connection; {UNREACHABLE_FIX}") from error
         except BaseException:
             writer.close()
             raise

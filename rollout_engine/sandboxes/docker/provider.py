@@ -12,7 +12,7 @@ from typing import IO, Any, TypeAlias, cast
 from docker import APIClient
 from docker.errors import APIError, NotFound
 
-from rollout_engine.errors import SandboxError, SandboxStartError, SandboxUnavailable, crossing
+from rollout_engine.errors import SandboxAway, SandboxError, SandboxStartError, SandboxUnavailable, crossing
 from rollout_engine.sandboxes.base import Recipe, SandboxSpec, check_mounts
 from rollout_engine.sandboxes.docker import archive, owner, supply
 from rollout_engine.sandboxes.docker.archive import Layer
@@ -63,8 +63,7 @@ class DockerProvider:
         reach: Way | None = None,
     ) -> None:
         self._engine = Engine(engine_host, threads)
-        self._owner = owner.Owner.me()
-        self._labels = owner.labels(self._owner, run, host, epoch)
+        self._labels = owner.labels(owner.Owner.me(), run, host, epoch)
         self._runtime = runtime
         self._images = Images(self._engine, image, prepared_limit, self._labels)
         self._layers = Layers(self._images, self.open, prepared_limit)
@@ -78,7 +77,10 @@ class DockerProvider:
         self._closing: asyncio.Future[None] | None = None
 
     async def open(self, spec: SandboxSpec) -> DockerSandbox:
-        """A container of its own. Raises DockerImageMissing, DockerNetworksExhausted, SandboxUnavailable."""
+        """A container of its own.
+
+        Raises DockerImageMissing, DockerNetworksExhausted, SandboxUnavailable, SandboxAway.
+        """
         if self._closing is not None:
             raise SandboxUnavailable("docker: this provider was closed")
         info = await self._ready()
@@ -131,7 +133,7 @@ class DockerProvider:
                 self._engine,
                 lambda found: mine <= found.items() or owner.is_orphan(found, self._engine.is_local),
             )
-        except SandboxUnavailable as error:
+        except (SandboxUnavailable, SandboxAway) as error:
             log.warning("docker: nothing could be removed at the end: %s", error)
         finally:
             self._layers.close()
@@ -249,7 +251,7 @@ class DockerProvider:
         async with self._supplying:
             if not self._supplied and self._supervise:
                 info = self._info or {}
-                self._volume = await supply.supply(self._engine, info, image.id, self._owner)
+                self._volume = await supply.supply(self._engine, info, image.id, self._labels)
             self._supplied = True
             return self._volume
 

@@ -26,7 +26,7 @@ from docker.types import Mount
 from requests.exceptions import RequestException
 
 from rollout_engine.sandboxes.docker.engine import Engine
-from rollout_engine.sandboxes.docker.owner import OWNER, Owner
+from rollout_engine.sandboxes.docker.owner import OWNER
 
 log = logging.getLogger(__name__)
 
@@ -42,16 +42,17 @@ _volumes: dict[tuple[int, str], str] = {}
 _filling = threading.Lock()
 
 
-async def supply(engine: Engine, info: Mapping[str, Any], image: str, owner: Owner) -> str | None:
+async def supply(engine: Engine, info: Mapping[str, Any], image: str, labels: Mapping[str, str]) -> str | None:
     """The volume's name; None where there is no compiler here, or the daemon's machine is of another kind.
 
     One serves all providers of this process; it goes at the process's end, or, should that be sudden, to the reaper.
+    What it takes to make it is labelled as the asking provider's, and goes with that at the latest.
     """
     program = await asyncio.to_thread(compiled) if _fits(info) else None
     if program is None:
         return None
     return await engine.ask(
-        "supply", lambda api: _shared(api, engine.host, str(info.get("ID")), program, image, {OWNER: str(owner)})
+        "supply", lambda api: _shared(api, engine.host, str(info.get("ID")), program, image, labels)
     )
 
 
@@ -67,10 +68,17 @@ def _fits(info: Mapping[str, Any]) -> bool:
 def _shared(api: APIClient, host: str, daemon: str, program: bytes, image: str, labels: Mapping[str, str]) -> str:
     with _filling:
         key = os.getpid(), daemon
-        if key not in _volumes or not _is_there(api, _volumes[key], labels):
-            _volumes[key] = _fill(api, program, image, labels)
-            atexit.register(_remove, host, key[0], _volumes[key])
+        if key not in _volumes or not _is_there(api, _volumes[key], _of_all(labels)):
+            name = f"rollout-supervisor-{uuid.uuid4().hex[:16]}"
+            atexit.register(_remove, host, key[0], name)  # the daemon may go while it is made
+            _fill(api, name, program, image, labels)
+            _volumes[key] = name
         return _volumes[key]
+
+
+def _of_all(labels: Mapping[str, str]) -> dict[str, str]:
+    """Of a provider's labels, what its process's other providers have, too."""
+    return {OWNER: labels[OWNER]}
 
 
 def _is_there(api: APIClient, volume: str, labels: Mapping[str, str]) -> bool:
@@ -109,17 +117,15 @@ def compiled() -> bytes | None:
         return target.read_bytes()
 
 
-def _fill(api: APIClient, program: bytes, image: str, labels: Mapping[str, str]) -> str:
+def _fill(api: APIClient, name: str, program: bytes, image: str, labels: Mapping[str, str]) -> None:
     """A volume can be written only through a container that has it; this one never runs."""
-    name = f"rollout-supervisor-{uuid.uuid4().hex[:16]}"
-    api.create_volume(name, labels=dict(labels))
+    api.create_volume(name, labels=_of_all(labels))
     host = api.create_host_config(mounts=[Mount(FOLDER, name)], network_mode="none")
     helper = api.create_container(image, [PROGRAM], labels=dict(labels), host_config=host)["Id"]
     try:
         api.put_archive(helper, FOLDER, _tar(program))
     finally:
         api.remove_container(helper, force=True)
-    return name
 
 
 def _tar(program: bytes) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 from rollout_engine.errors import RolloutEngineError, SandboxUnavailable, describe
 from rollout_engine.sandboxes.namespace import seccomp
 from rollout_engine.sandboxes.namespace.process import LAUNCHER, LauncherProcess
+from rollout_engine.sandboxes.namespace.reaper import reap
 
 MAX_RESTARTS = 5
 """A launcher that dies is started again this often in its keeper's life."""
@@ -60,6 +61,8 @@ class Keeper:
         launcher, self.launcher = self.launcher, None
         if launcher is not None:
             await launcher.stop()
+        else:
+            await reap()  # a host before this one may have been killed with its launcher, and nobody comes after
 
     async def _start(self) -> LauncherProcess:
         if self.launcher is not None:

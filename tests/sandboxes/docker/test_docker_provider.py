@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from docker.errors import APIError
 
-from rollout_engine.errors import InputError, SandboxDied, SandboxStartError, SandboxUnavailable
+from rollout_engine.errors import InputError, SandboxAway, SandboxDied, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes import PROVIDERS, Origin, make_provider
 from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
 from rollout_engine.sandboxes.docker import (
@@ -25,7 +25,9 @@ from rollout_engine.sandboxes.docker import (
     DockerProvider,
     DockerSandbox,
     capabilities,
+    supply,
 )
+from rollout_engine.sandboxes.docker.owner import OWNER, Owner
 from tests.docker_here import Daemon
 
 pytestmark = pytest.mark.docker
@@ -227,7 +229,7 @@ class Wire:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets that the package could not connect
 @pytest.mark.parametrize("supervise", [True, False])
-async def test_a_daemon_that_dies_is_unavailable(supervise: bool, tmp_path: Path) -> None:
+async def test_a_daemon_that_dies_is_away(supervise: bool, tmp_path: Path) -> None:
     async with Wire(tmp_path / "d.sock") as wire:
         provider = DockerProvider(run="cut", engine_host=f"unix://{wire.path}", image="pybox", supervise=supervise)
         sandbox = await provider.open(SandboxSpec())
@@ -235,12 +237,46 @@ async def test_a_daemon_that_dies_is_unavailable(supervise: bool, tmp_path: Path
         await sandbox.exec(["true"])
         await wire.cut()
         for call in (running, sandbox.exec(["true"]), provider.open(SandboxSpec())):
-            with pytest.raises(SandboxUnavailable):
+            with pytest.raises(SandboxAway):
                 await asyncio.wait_for(call, 10)
         await asyncio.wait_for(sandbox.close(), 10)
         await asyncio.wait_for(provider.close(), 10)
     sweeper = DockerProvider(run="cut")
     await sweeper.close()
+
+
+class BrittleWire(Wire):
+    """Dies by itself, once: when the daemon is to fill something."""
+
+    whole = True
+
+    async def _pour(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            if data.startswith(b"PUT ") and self.whole:
+                self.whole = False
+                await self.cut()
+                return
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof() and not writer.is_closing():
+            writer.write_eof()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+async def test_a_daemon_that_dies_while_it_is_supplied_is_left_nothing(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supply, "_volumes", {})  # as in a new process
+    async with BrittleWire(tmp_path / "d.sock") as wire:
+        provider = DockerProvider(run="supplied", engine_host=f"unix://{wire.path}", image="pybox")
+        with pytest.raises(SandboxAway):
+            await provider.open(SandboxSpec())
+        assert not wire.whole
+        await wire.__aenter__()
+        await (await provider.open(SandboxSpec())).close()
+        await provider.close()
+    mine = {"label": f"{OWNER}={Owner.me()}"}
+    assert daemon.api.containers(all=True, filters=mine) == []
 
 
 async def test_no_daemon_at_all(tmp_path: Path) -> None:
