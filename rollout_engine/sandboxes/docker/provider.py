@@ -33,6 +33,8 @@ from rollout_engine.sandboxes.docker.users import ids_of
 
 log = logging.getLogger(__name__)
 
+REAP_S = 20.0
+"""How long a provider that is closed tries to remove what its daemon refuses to."""
 _Laid: TypeAlias = list[tuple[list[str], IO[bytes]]]
 """Of each layer, lowest first: the paths that go, and the tar that comes over them."""
 
@@ -132,6 +134,7 @@ class DockerProvider:
             await reap(
                 self._engine,
                 lambda found: mine <= found.items() or owner.is_orphan(found, self._engine.is_local),
+                REAP_S,
             )
         except (SandboxUnavailable, SandboxAway) as error:
             log.warning("docker: nothing could be removed at the end: %s", error)

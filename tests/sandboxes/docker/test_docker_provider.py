@@ -229,7 +229,8 @@ class Wire:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets that the package could not connect
 @pytest.mark.parametrize("supervise", [True, False])
-async def test_a_daemon_that_dies_is_away(supervise: bool, tmp_path: Path) -> None:
+async def test_a_daemon_that_dies_is_away(supervise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout_engine.sandboxes.docker.provider.REAP_S", 1.0)
     async with Wire(tmp_path / "d.sock") as wire:
         provider = DockerProvider(run="cut", engine_host=f"unix://{wire.path}", image="pybox", supervise=supervise)
         sandbox = await provider.open(SandboxSpec())
