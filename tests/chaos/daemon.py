@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from docker import APIClient
+from docker.errors import NotFound
 
 from tests.chaos.work import IMAGE
 from tests.ray.rays import ROOT, blocking_until, command, descendants, processes
@@ -66,7 +67,8 @@ class Daemon:
         """Everything that the engine made in it and is still there. Nobody else uses it."""
         api = APIClient(os.environ["DOCKER_HOST"], timeout=30)
         try:
-            containers = [f"container {each['Names']} {each['State']}" for each in api.containers(all=True)]
+            listed = [each for each in api.containers(all=True) if _is_there(api, each["Id"])]
+            containers = [f"container {each['Names']} {each['State']}" for each in listed]
             images = [
                 str(each["RepoTags"]) for each in api.images() if f"{IMAGE}:latest" not in (each["RepoTags"] or ())
             ]
@@ -97,3 +99,12 @@ class Daemon:
         self._ask("stop")
         self.sweep()
         os.environ.pop("DOCKER_HOST", None)
+
+
+def _is_there(api: APIClient, container: str) -> bool:
+    """A daemon that was killed while it removed a container may list it until its next start, and have it no more."""
+    try:
+        api.inspect_container(container)
+    except NotFound:
+        return False
+    return True
