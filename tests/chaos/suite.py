@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections import deque
 from pathlib import Path
 
@@ -61,8 +62,9 @@ class Suite:
             leg.finish()
             self._look_at(run_dir, "when it was over")
             self._check(leg, run_dir)
-        except AssertionError as error:
-            self._trouble(run_dir, str(error))
+        except Exception as error:
+            told = str(error) if isinstance(error, AssertionError) else traceback.format_exc()
+            self._trouble(run_dir, told)
             raise
         finally:
             leg.close()
@@ -134,7 +136,7 @@ def strike_all(said: argparse.Namespace, suite: Suite, strikes: deque[Strike]) -
     ends = time.monotonic() + said.minutes * 60
     suite.calm()
     say("the undisturbed run is done")
-    with contextlib.suppress(AssertionError):  # it is in the report
+    with contextlib.suppress(Exception):  # it is in the report
         while strikes and time.monotonic() < ends:
             suite.struck(strikes)
 
