@@ -31,7 +31,7 @@ from rollout_engine.permits import UNLIMITED
 from rollout_engine.proxy.door import Door
 from rollout_engine.proxy.rollout_session import RolloutSession, SessionLimits
 from rollout_engine.proxy.token import new_token
-from rollout_engine.types import CallContext, RolloutRecord, Turn
+from rollout_engine.types import CallContext, CallGate, RolloutRecord, Turn
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -80,8 +80,11 @@ async def open_doors(url: str, doors: int, closing: AsyncExitStack) -> list[str]
     bases = []
     for number in range(doors):
         record = RolloutRecord(number, 0, f"t{number}", "m", 0)
-        context = CallContext(0, 0, record.task_id, "m", 0)
-        bound = BoundModel(model, context, AgentClock(math.inf, math.inf), record)
+
+        def of_call(turn: int, gate: CallGate, task_id: str = record.task_id) -> CallContext:
+            return CallContext(0, 0, task_id, "m", 0, turn, gate=gate)
+
+        bound = BoundModel(model, of_call, AgentClock(math.inf, math.inf), record)
         turns: list[Turn] = []
         session = RolloutSession(bound, SessionLimits(max_turns=10_000), turns.append)
         token = new_token()

@@ -20,6 +20,9 @@ contexts = st.builds(
     model=st.text(min_size=1, max_size=100),
     attempt=st.integers(0, 2**31),
     turn=st.integers(0, 2**31),
+    solution=st.none(),
+    script=st.none(),
+    gate=st.none(),
 )
 
 

@@ -21,7 +21,7 @@ from rollout_engine.proxy.door import Door, DoorLimits
 from rollout_engine.proxy.roles import RoleRule
 from rollout_engine.proxy.rollout_session import RolloutSession, SessionLimits
 from rollout_engine.proxy.token import new_token
-from rollout_engine.types import CallContext, RolloutRecord, Turn
+from rollout_engine.types import CallContext, CallGate, RolloutRecord, Turn
 
 CONTEXT = CallContext(0, 0, "t", "m", 0, 0, "42")
 
@@ -69,7 +69,11 @@ async def door(
     model.permits.renew(UNLIMITED)
     record = RolloutRecord(0, 0, "t", "m", 0)
     loop = asyncio.get_running_loop()
-    bound = BoundModel(model, context, AgentClock(loop.time() + deadline_s, loop.time() + deadline_s), record)
+
+    def of_call(turn: int, gate: CallGate) -> CallContext:
+        return context._replace(turn=turn, gate=gate)
+
+    bound = BoundModel(model, of_call, AgentClock(loop.time() + deadline_s, loop.time() + deadline_s), record)
     turns: list[Turn] = []
     session = RolloutSession(
         bound,
