@@ -54,7 +54,7 @@ from rollout_engine.types import (
     new_record,
 )
 from rollout_engine.verifiers.base import Verifier, kept_output, takes_sandbox
-from rollout_engine.verifiers.case import enter_case
+from rollout_engine.verifiers.case import enter_case, leave_case
 from rollout_engine.waiting import Activity, Cell, Phase, enter_rollout
 
 T = TypeVar("T")
@@ -321,6 +321,8 @@ class Rollout:
                 raise
             late = isinstance(error, TimeoutError) and limit.expired()
             self._no_score(VerifierTimeout(f"no verdict within {prepared.verify_s:g} s") if late else error)
+        finally:
+            leave_case()
 
     async def _verdict(self, trajectory: Trajectory) -> Score:
         """The verifier's finding, in the isolation that it asks for."""

@@ -119,7 +119,7 @@ async def test_a_key_that_the_host_does_not_hold_is_noticed_and_named() -> None:
         side.link.take_in(reply)
     host._queue.clear()
     for key in list(host._held):
-        host._finish(host._held[key], host._unstarted(host._held[key].spec))
+        host._finish_unrun(host._held[key], host._unstarted(host._held[key].spec))
     host._outbox.take(0)
     host._outbox.acknowledge(99)  # ... and the host has forgotten them: a bug, or its memory was lost
     first = side.link.take_in(await host.exchange(side.link.request(FAST)))

@@ -42,6 +42,11 @@ def enter_case(find: FindJudge, limit: asyncio.Timeout | None = None) -> None:
     _limit.set(limit)
 
 
+def leave_case() -> None:
+    """The verdict is over. Its limit holds its task, whose context would hold it: neither would ever be freed."""
+    _limit.set(None)
+
+
 def find_judge(name: str | None) -> BoundJudge:
     """Raises VerifierUnavailable where the run has no such judge."""
     return _find.get()(name)
