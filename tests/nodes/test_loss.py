@@ -127,7 +127,8 @@ async def rows_of(run_dir: Path) -> list[dict[str, Any]]:
 
 async def test_a_killed_raylet_costs_seconds_and_no_row(three: ThreeNodes, tmp_path: Path) -> None:
     config, node = config_of(), three.others[0]
-    async with running(config, tmp_path / "run") as watched:
+    # Enough of them that the survivors have their hands full however late Ray tells of the loss.
+    async with running(config, tmp_path / "run", 4 * TASKS) as watched:
         await watched.done(100)
         kill_raylet(node)
         lost = await watched.event("host_lost")
