@@ -40,12 +40,16 @@ SLOW = (
     "ray/test_judges.py",
     "verifiers/test_cores.py",
     "cli/test_interrupt.py",
+    "cli/test_status.py",
+    "verifiers/test_math.py",
+    "test_theory.py",
+    "store/test_kill.py",
     "nodes/",
     "chaos/",
 )
 """Attacks, kills, leftovers and whole clusters, below tests/: `make test-all` and CI run them, `make test` does not."""
 
-QUICK_ON_DOCKER = {
+QUICK = {
     "test_output_and_success",
     "test_a_non_zero_exit_is_a_result",
     "test_a_signal_is_a_negative_code",
@@ -68,7 +72,8 @@ QUICK_ON_DOCKER = {
     "test_a_server_in_the_sandbox_is_listed_called_and_ended",
     "test_a_bundle_adds_to_what_is_there",
 }
-"""Of the contract, what `make test` tries on docker, where every test costs a container: something of each part."""
+"""Of the contract, what `make test` tries on docker, where every test costs a container, and as an ordinary user, where
+nearly all is as for root: something of each part."""
 
 
 @pytest.fixture(scope="session")
@@ -95,10 +100,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         name = str(item.path.relative_to(here))
-        costly = name.startswith("contracts/") and item.get_closest_marker("docker") and not _is_quick(item)
+        again = item.get_closest_marker("docker") or "namespace-user" in item.name
+        costly = name.startswith("contracts/") and again and not _is_quick(item)
         if name.startswith(SLOW) or costly:
             item.add_marker("slow")
 
 
 def _is_quick(item: pytest.Item) -> bool:
-    return getattr(item, "originalname", item.name) in QUICK_ON_DOCKER
+    return getattr(item, "originalname", item.name) in QUICK
