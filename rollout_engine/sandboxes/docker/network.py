@@ -42,8 +42,18 @@ async def listen(engine: Engine, container: str, port: int) -> Listener:
     pid = int(found["State"].get("Pid") or 0)
     if not pid:
         raise SandboxDied(f"docker: the container {container[:12]} does not run")
-    sock = await asyncio.to_thread(_listen, str(found["Id"]), pid, port)
+    opening = asyncio.ensure_future(asyncio.to_thread(_listen, str(found["Id"]), pid, port))
+    try:
+        sock = await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(_forgo)  # a thread cannot be cancelled: what it opens is closed when it comes
+        raise
     return Listener(sock, int(sock.getsockname()[1]))
+
+
+def _forgo(opening: asyncio.Future[socket.socket]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def _listen(container: str, pid: int, port: int) -> socket.socket:

@@ -37,6 +37,16 @@ class Channel:
         self.send({"id": self._next, **header}, blob, fds)
         return future
 
+    async def ask(self, header: dict[str, Any], blob: bytes = b"", fds: tuple[int, ...] = ()) -> Message:
+        """A request and its reply. Where the caller is cancelled as the reply comes, its descriptors are closed."""
+        future = self.request(header, blob, fds)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                future.result().drop()
+            raise
+
     @property
     def last(self) -> int:
         """The number of the latest request."""

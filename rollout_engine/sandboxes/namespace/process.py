@@ -60,7 +60,7 @@ class LauncherProcess:
         """A request and its reply. Raises SandboxStartError where the launcher is gone or does not answer."""
         try:
             async with asyncio.timeout(timeout_s):
-                return await self.channel.request(header, blob, fds)
+                return await self.channel.ask(header, blob, fds)
         except (Closed, TimeoutError) as error:
             raise SandboxStartError(f"the launcher of the namespace sandbox is gone: {self.fatal or error}") from error
 

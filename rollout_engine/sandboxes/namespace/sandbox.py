@@ -196,7 +196,7 @@ class NamespaceSandbox:
         if "\0" in path:
             raise FileNotFoundError(errno.ENOENT, "a path with a null byte", path)
         try:
-            reply = await self.channel.request(header, blob, fds)
+            reply = await self.channel.ask(header, blob, fds)
         except Closed:
             raise await self._death() from None
         try:
