@@ -32,7 +32,7 @@ REPORT_S = 10.0
 
 def scrape() -> dict[str, float]:
     """Our samples at the endpoint of the one node: `name{host,other labels of ours}` -> value, of live processes."""
-    [node] = ray.nodes()  # type: ignore[no-untyped-call]
+    [node] = (node for node in ray.nodes() if node["Alive"])  # type: ignore[no-untyped-call]
     url = f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics"
     with urllib.request.urlopen(url, timeout=10) as reply:
         text = reply.read().decode()
