@@ -1,8 +1,8 @@
 """The fields of KubeRay's and Kubernetes' objects that the manifests use, strictly: what is not here is a mistake.
 
 Written by hand, because no package carries the operator's own schemas (0.9 MB each, most of it Kubernetes' pods).
-Names and types were compared with the API reference of KubeRay 1.6.2 (ray.io/v1), and those of containers with the
-custom resource definition of RayCluster. Fields of KubeRay that the manifests do not use yet are left out, too.
+The fields of containers were compared with the custom resource definition of RayCluster (ray.io/v1); others were read
+in its reference only in part. Fields of KubeRay that the manifests do not use yet are left out, too.
 """
 
 from __future__ import annotations
