@@ -12,8 +12,8 @@ RolloutEngineError
       ModelBadResponse ModelRequestError ModelAuthError ModelRefused ModelMissingAnswer
     SandboxError              the sandbox's provider
       SandboxStartError SandboxDied SandboxUnavailable SandboxAway
-      NodeDiskFull              a disk of the node, not of the sandbox, has no room
         SandboxOutOfMemory        what ran in it, not we, ended it: the agent's own limit
+      NodeDiskFull              a disk of the node, not of the sandbox, has no room
     SetupError                the task's own files, setup commands, services or tools
       SetupTimeout            one of them was not done in its time
     AgentError                an agent program that never worked

@@ -449,12 +449,12 @@ def _workspace_kept() -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _phase_limit(seconds: float, late: Exception) -> AsyncIterator[asyncio.Timeout]:
+async def _phase_limit(seconds: float, late: Exception) -> AsyncIterator[None]:
     """Bounds a phase; raises `late` when it, and not somebody else's limit, is what expired."""
     limit = asyncio.timeout(seconds)
     try:
         async with limit:
-            yield limit
+            yield
     except TimeoutError:
         if limit.expired():
             raise late from None

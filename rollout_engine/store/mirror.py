@@ -11,12 +11,9 @@ that arrives late, from a driver that has been superseded, is outside.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
-import shutil
-import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,13 +21,13 @@ from pathlib import Path
 
 from rollout_engine.disk import ELSEWHERE, is_full, node
 from rollout_engine.errors import InputError, RunError, describe
+from rollout_engine.heldfolder import HeldFolder
 from rollout_engine.store.layout import Layout
 from rollout_engine.store.objects import OPEN_PATIENCE_S, ObjectError, Objects, Stamp
 
 FETCHERS = 16
 """Objects that are fetched at once."""
 _PREFIX = "rollout-mirror-"
-_LOCK = "lock"
 _SEGMENT = re.compile(r"log/(\d+)-(\d+)\.arrows")
 _PART = re.compile(r"plan/(\d+)-(\d+)\.jsonl")
 _FENCE = re.compile(r"epochs/(\d+)\.fence")
@@ -44,23 +41,17 @@ class Mirror:
     def __init__(self, objects: Objects) -> None:
         self.objects = objects
         self.uri = objects.uri
-        self._base = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._lock = os.open(self._base / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        self.root = self._base / "run"
+        self._folder = HeldFolder(_PREFIX)
+        self.root = self._folder.path / "run"
         self.root.mkdir()
         self.driving = False
         """This process writes the run: the folder is ahead of the objects, and nothing is pulled."""
         self._seen: dict[str, Stamp] = {}
         self._parts: dict[int, list[Stamp]] = {}
-        _sweep(self._base)
 
     def remove(self) -> None:
         """Removes the folder. Safe to call twice."""
-        if self._lock >= 0:
-            shutil.rmtree(self._base, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = -1
+        self._folder.remove()
 
     # -- from the store -----------------------------------------------------------------------------------------
 
@@ -77,7 +68,7 @@ class Mirror:
             if is_full(error):
                 raise InputError(
                     f"there is no room for its working copy on {node()}: {describe(error)}",
-                    where=str(self._base),
+                    where=str(self._folder.path),
                     fix=ELSEWHERE,
                 ) from error
             raise InputError(f"cannot be read: {describe(error)}", where=self.uri) from error
@@ -231,22 +222,3 @@ def _counting(uri: str, form: str, counts: Mapping[int, int], found: Mapping[str
                 raise RunError(f"{uri}/{key}: is missing, though the run had it; restore it from a copy")
             chosen[key] = found[key]
     return chosen
-
-
-def _sweep(mine: Path) -> None:
-    """Removes mirrors whose processes were killed: their locks are free."""
-    for base in mine.parent.glob(f"{_PREFIX}*"):
-        if base == mine or base.stat(follow_symlinks=False).st_uid != os.geteuid():
-            continue
-        try:
-            lock = os.open(base / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            continue
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            continue
-        else:
-            shutil.rmtree(base, ignore_errors=True)
-        finally:
-            os.close(lock)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import shutil
 import socket
-import tempfile
 import uuid
 from pathlib import Path
 
 from rollout_engine.errors import SandboxError
+from rollout_engine.heldfolder import HeldFolder
 from rollout_engine.sandboxes.base import Listener
 from rollout_engine.sandboxes.docker import supply
 from rollout_engine.sandboxes.docker.running import Command, Executor, Talk
@@ -22,7 +21,7 @@ FORWARD_S = 30.0
 """A forwarder says its port in milliseconds; one that cannot in this time never will."""
 BACKLOG = 128
 """Connections that the forwarder has made and the host has not accepted yet."""
-_PREFIX, _LOCK = "rollout-sockets-", "lock"
+_PREFIX = "rollout-sockets-"
 _MAX_ERRNO = 133
 
 
@@ -34,56 +33,30 @@ class Folders:
     """
 
     def __init__(self) -> None:
-        self._base: Path | None = None
-        self._lock = -1
+        self._base: HeldFolder | None = None
 
     def open(self) -> None:
         """Makes the temporary folder. Blocks: for a thread."""
-        base = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._lock = os.open(base / f"{_LOCK}.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        os.rename(base / f"{_LOCK}.new", base / _LOCK)  # nobody finds it there before it is held
-        self._base = base
-        _sweep(base)
+        self._base = HeldFolder(_PREFIX)
 
     def make(self, name: str) -> Path | None:
         """A folder for the container of this name; None before `open` and after `close`."""
         if self._base is None:
             return None
-        folder = self._base / name
+        folder = self._base.path / name
         folder.mkdir()
         folder.chmod(0o711)
         return folder
 
     def remove(self, name: str) -> None:
         if self._base is not None:
-            shutil.rmtree(self._base / name, ignore_errors=True)
+            shutil.rmtree(self._base.path / name, ignore_errors=True)
 
     def close(self) -> None:
         """Removes them all; may be called twice."""
         if self._base is not None:
-            shutil.rmtree(self._base, ignore_errors=True)
-            os.close(self._lock)
+            self._base.remove()
             self._base = None
-
-
-def _sweep(mine: Path) -> None:
-    """Removes this user's folders whose process is gone, and with it its lock."""
-    for base in mine.parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):
-            if base != mine and base.stat().st_uid == os.geteuid() and _is_left(base):
-                shutil.rmtree(base, ignore_errors=True)
-
-
-def _is_left(base: Path) -> bool:
-    lock = os.open(base / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(lock)
-    return True
 
 
 async def listen(executor: Executor, folder: Path, port: int) -> Listener:
