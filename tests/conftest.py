@@ -10,6 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is, and nothing of the claim.
+settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared machine")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # So it is for what a script puts in the background; the programs under test would inherit it, and hear no Ctrl-C.

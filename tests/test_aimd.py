@@ -36,7 +36,7 @@ SEEN = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.integers(1, 20),
     st.integers(0, 200),
@@ -52,7 +52,7 @@ def test_the_bounds_hold_whatever_is_seen(floor: int, more: int, start: int, sto
         assert controller.rate is None or MIN_RATE <= controller.rate < math.inf
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 15)), max_size=60))
 def test_nothing_grows_that_does_not_bind(story: list[tuple[int, int]]) -> None:
     controller = Controller(AdaptiveSpec(start=20))
@@ -179,7 +179,7 @@ CROWDS = st.builds(
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(CROWDS)
 def test_it_uses_nine_tenths_of_any_limit_and_goes_with_it(crowd: Crowd) -> None:
     judge(crowd)

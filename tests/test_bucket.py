@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_engine.bucket import Bucket
@@ -17,7 +17,6 @@ RATES = st.floats(0.1, 1000.0)
 BURSTS = st.floats(0.5, 100.0)
 
 
-@settings(deadline=None)
 @given(RATES, BURSTS, st.lists(st.tuples(st.floats(0.01, 300.0), st.floats(0.0, 5.0)), min_size=1, max_size=60))
 def test_no_stretch_of_time_sees_more_than_the_rate_allows(
     rate: float, burst: float, calls: list[tuple[float, float]]
@@ -38,7 +37,6 @@ def test_no_stretch_of_time_sees_more_than_the_rate_allows(
             total += amount
 
 
-@settings(deadline=None)
 @given(RATES, BURSTS, st.floats(0.01, 300.0))
 def test_the_wait_is_no_longer_than_the_rate_needs(rate: float, burst: float, amount: float) -> None:
     bucket = Bucket(rate, burst)

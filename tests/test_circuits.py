@@ -249,7 +249,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(STEPS, st.integers(1, 6))
 def test_whatever_fails_each_key_ends_once_and_what_is_paused_is_started_by_one_probe_at_most(
     steps: list[tuple[str, int, int, Outcome]], tasks: int

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rollout_engine import estimators as e
 
-PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=60, database=None, derandomize=True)
 scores = st.lists(st.sampled_from([0.0, 0.1, 0.25, 0.5, 1.0]), min_size=2, max_size=9)
 
 

@@ -86,7 +86,7 @@ class Side:
         return self.scheduler.pending + self.scheduler.held_count
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(FATES), max_size=60), st.integers(1, 6), st.integers(1, 4), st.integers(1, 5))
 def test_every_key_is_committed_once_whatever_is_lost_doubled_or_late(
     fates: list[str], n: int, k: int, slots: int

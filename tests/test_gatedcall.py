@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_engine.agentclock import AgentClock
@@ -152,7 +152,7 @@ def test_refusals_do_not_use_up_the_tries_of_a_call_but_are_bounded() -> None:
     in_virtual_time(scenario())
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(1, 5000), st.integers(1, 400)), min_size=1, max_size=8))
 def test_estimates_come_near_what_a_server_counts(calls: list[tuple[int, int]]) -> None:
     estimate = TokenEstimate()

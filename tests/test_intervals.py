@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rollout_engine import estimators as e
 from rollout_engine import intervals as i
 
-PROPERTY = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=60, database=None, derandomize=True)
 
 
 def of_task(first: list[float], second: list[float], confidence: float = 0.95) -> tuple[float, float]:

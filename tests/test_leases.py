@@ -46,7 +46,7 @@ def test_a_lost_host_s_share_returns_when_its_lease_has_ended() -> None:
     assert lease.lend("b", 10.5) == 4
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.integers(1, 12),
     st.lists(
@@ -119,7 +119,7 @@ def test_a_limit_that_is_lowered_lends_nothing_before_hosts_hold_less() -> None:
     assert lease.lent == 4
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.floats(0.1, 100.0),
     st.lists(st.tuples(st.sampled_from("abc"), st.floats(0.0, 50.0), st.floats(0.5, 2.0)), max_size=60),

@@ -277,7 +277,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(STEPS)
 def test_random_events_keep_the_lease_the_order_and_the_books(steps: list[tuple[str, int, float]]) -> None:
     async def scenario() -> None:

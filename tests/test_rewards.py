@@ -34,7 +34,7 @@ from rollout_engine.rewards import (
     summary,
 )
 
-PROPERTY = settings(max_examples=30, deadline=None, database=None, derandomize=True)
+PROPERTY = settings(max_examples=30, database=None, derandomize=True)
 SPEC = RewardSpec()
 KINDS = {"v": Kind.VERIFIER_ERROR, "f": Kind.FAILED, "c": Kind.CANCELLED, ".": Kind.NONE}
 DATA = Path(__file__).parents[1] / ".." / "shared" / "data" / "gsm8k_model_solutions.jsonl.gz"

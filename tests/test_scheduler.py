@@ -170,7 +170,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(EVENTS, st.integers(1, 3), st.integers(1, 4), st.integers(1, 5), st.one_of(st.none(), st.integers(1, 3)))
 def test_random_events_end_every_key_once_and_keep_every_limit(
     events: list[tuple[str, int, int]], m: int, k: int, slots: int, limit: int | None

@@ -138,7 +138,7 @@ TRIES = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(TRIES)
 def test_what_rows_and_thrown_away_tries_used_adds_up_in_the_rows(tries: list[tuple[int, int, int | None]]) -> None:
     """Of each key, all tries but the last are thrown away; some last ones are rows that no host made."""

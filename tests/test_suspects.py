@@ -109,7 +109,7 @@ def test_suspects_can_be_given_up(how: str) -> None:
     assert scheduler.pending == scheduler.held_count == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 120), st.sets(st.integers(0, 119), max_size=4), st.integers(1, 64), st.integers(1, 3))
 def test_only_those_that_end_their_host_are_given_up(keys: int, deadly: set[int], slots: int, hosts: int) -> None:
     """Deadly attempts end their host as soon as they run; hosts are replaced at once."""

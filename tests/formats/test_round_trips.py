@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_engine.errors import ModelError
@@ -25,7 +25,7 @@ from rollout_engine.types import Completion, Delta, Sampling, ToolPiece, ToolSpe
 from .talk import completions, requests, values
 
 BARE = Asked("m", [])
-quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=30)
 each_format = pytest.mark.parametrize("name", FORMATS)
 
 

@@ -181,7 +181,7 @@ LINES = st.sampled_from(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(LINES, max_size=6), st.integers(1, 8))
 def test_pieces_do_together_what_the_script_does(tmp_path_factory: Any, lines: list[str], count: int) -> None:
     def output(scripts: list[str]) -> bytes:

@@ -30,7 +30,7 @@ def kill(balance: Balance, number: int, now: float = 0.0) -> None:
         balance.ended(number, now, fault=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SERVERS, st.lists(st.tuples(st.integers(0, 99), st.text(max_size=8)), min_size=1, max_size=30))
 def test_a_key_always_goes_to_the_same_server_on_every_host(count: int, keys: list[tuple[int, str]]) -> None:
     one, other = balance_of(count), balance_of(count)
@@ -38,7 +38,7 @@ def test_a_key_always_goes_to_the_same_server_on_every_host(count: int, keys: li
         assert one.pick(key) == one.pick(key) == other.pick(key)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SERVERS, st.integers(0, 7), st.integers(1, 200))
 def test_a_server_that_dies_moves_only_its_own_keys_and_gets_them_back(count: int, dies: int, keys: int) -> None:
     balance, dies = balance_of(count), dies % count
@@ -54,7 +54,7 @@ def test_a_server_that_dies_moves_only_its_own_keys_and_gets_them_back(count: in
     assert {key: balance.pick(key) for key in range(keys)} == before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SERVERS, st.lists(st.integers(0, 3), min_size=1, max_size=200))
 def test_no_server_gets_much_more_than_the_mean(count: int, keys: list[int]) -> None:
     """However uneven the keys are: calls that only begin are the hardest case."""
@@ -65,7 +65,7 @@ def test_no_server_gets_much_more_than_the_mean(count: int, keys: list[int]) -> 
         assert balance.servers[number].in_flight <= math.ceil(LOAD_FACTOR * begun / count)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SERVERS, st.integers(), st.data())
 def test_a_retry_goes_to_another_server(count: int, key: int, data: st.DataObject) -> None:
     balance, tried = balance_of(count), set[int]()

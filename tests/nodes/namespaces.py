@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.ray.rays import ROOT, alive, blocking_until, descendants
+from tests.ray.rays import ROOT, SHORT, alive, blocking_until, descendants
 
 RAY = Path(sys.executable).with_name("ray")
 HEALTH = {
@@ -118,7 +118,7 @@ class Nodes:
 def namespaced_nodes(environment: Mapping[str, str]) -> Iterator[tuple[Network, Nodes]]:
     """Three nodes that are up; nothing of them is left at the end."""
     network = Network(f"rx{os.getpid() % 10000}")
-    with tempfile.TemporaryDirectory(prefix="rn-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="rn-", dir=SHORT, ignore_cleanup_errors=True) as folder:
         nodes = Nodes(network, Path(folder), environment)
         try:
             network.up()

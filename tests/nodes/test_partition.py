@@ -12,7 +12,6 @@ import secrets
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -90,11 +89,13 @@ def test_a_partition_longer_than_the_lease_costs_time_and_doubles_only_what_was_
     calm = config.model_copy(update={"host": HostSpec(slots=TASKS * K)})  # all at once: it takes a second
     assert essence_of(run_dir) == asyncio.run(undisturbed(calm, TASKS))
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    (lost,) = [event for event in events if event["kind"] == "host_lost"]
-    (recovered,) = [event for event in events if event["kind"] == "recovered"]
+    # The first: on a machine that is very busy, another host may miss its lease, too.
+    lost = next(event for event in events if event["kind"] == "host_lost")
+    recovered = next(event for event in events if event["kind"] == "recovered")
     noticed_s = lost["at"] - cut_at
     did = trail(trails)
-    doubled = sum(count - 1 for count in Counter(rollout for _, _, rollout in did).values())
+    behind = {rollout for _, node, rollout in did if node == lost["node"]}
+    doubled = len(behind & {rollout for _, node, rollout in did if node != lost["node"]})
     last = max((at for at, node, _ in did if node == lost["node"]), default=cut_at) - cut_at
     print(
         f"cut off for {gone_after:.1f} s; the driver was told after {noticed_s:.1f} s (health checks: {HEALTH_S:g} s), "

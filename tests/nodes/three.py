@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from actors.auth import reread_ray_config
-from tests.ray.rays import alive, blocking_until, command, descendants
+from tests.ray.rays import SHORT, alive, blocking_until, command, descendants
 
 NODES = 3
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS", "TMPDIR")
@@ -87,7 +87,7 @@ def three_nodes(absent: Callable[[Exception], None], folder: Path | None = None)
 
     TMPDIR is `folder/tmp` meanwhile, so that what is found there at the end is of these nodes and of nobody else.
     """
-    folder = folder or Path(tempfile.mkdtemp(prefix="ray-test-"))
+    folder = folder or Path(tempfile.mkdtemp(prefix="ray-test-", dir=SHORT))
     token = folder / "token"
     token.write_text(secrets.token_hex(16))
     before = {name: os.environ.pop(name, None) for name in AUTH}

@@ -20,7 +20,7 @@ from rollout_engine.types import Completion, Message, Turn, conversation
 
 from ..formats.talk import answers, completions
 
-quick = settings(max_examples=40, deadline=None)
+quick = settings(max_examples=40)
 USER: Message = {"role": "user", "content": "hi"}
 
 

@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 POLL_S = 0.02
 ROOT = Path(__file__).parents[2]
+SHORT = "/tmp"
+"""Where folders of Ray are made, wherever TMPDIR is: the path of a socket below one has room for 107 characters."""
 
 
 @dataclass(frozen=True)

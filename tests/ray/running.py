@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from actors.auth import reread_ray_config
-from tests.ray.rays import SharedRay
+from tests.ray.rays import SHORT, SharedRay
 
 AUTH = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS")
 
@@ -26,8 +26,8 @@ def running_ray() -> Iterator[SharedRay]:
     A fixture over it is written in each folder's conftest: one that is imported from another folder would live until
     the whole session's end, and no other Ray could start in this process.
     """
-    # Short: the sockets below it may have 107 characters. Not in HOME: the token is this cluster's alone.
-    folder = Path(tempfile.mkdtemp(prefix="ray-test-"))
+    # Not in HOME: the token is this cluster's alone.
+    folder = Path(tempfile.mkdtemp(prefix="ray-test-", dir=SHORT))
     token = folder / "token"
     token.write_text(secrets.token_hex(16))
     before = {name: os.environ.pop(name, None) for name in AUTH}

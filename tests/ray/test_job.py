@@ -23,7 +23,7 @@ import yaml
 from rollout_engine.store.rundir import open_run, read_rollouts
 from tests.cli.rollout import rollout, write_tasks
 from tests.helpers import make_config
-from tests.ray.rays import ROOT, alive, blocking_until, descendants
+from tests.ray.rays import ROOT, SHORT, alive, blocking_until, descendants
 
 pytestmark = pytest.mark.ray
 
@@ -38,7 +38,7 @@ def free_port() -> int:
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
     """Of a head with its job server, which runs as long as the test: RAY_ADDRESS is the server's."""
-    folder, port, agent = Path(tempfile.mkdtemp(prefix="ray-test-")), free_port(), free_port()
+    folder, port, agent = Path(tempfile.mkdtemp(prefix="ray-test-", dir=SHORT)), free_port(), free_port()
     (folder / "token").write_text(secrets.token_hex(16))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(folder / "token"), "PYTHONPATH": str(ROOT)}

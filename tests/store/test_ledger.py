@@ -32,7 +32,7 @@ def supersedes(new: RolloutRecord, old: RolloutRecord | None) -> bool:
     return new.score is not None or new.generation > old.generation
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(rows(), min_size=1, max_size=6), max_size=6))
 def test_the_first_valid_row_counts_else_the_newest_generation(batches: list[list[RolloutRecord]]) -> None:
     ledger, again, expected = Ledger(SPACE), Ledger(SPACE), dict[int, RolloutRecord]()

@@ -88,7 +88,7 @@ def written(fresh: Callable[[], Path]) -> tuple[bytes, list[int], list[int]]:
     return path.read_bytes(), ends, rows
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data(), tail=st.sampled_from(["nothing", "zeros"]))
 def test_a_cut_loses_the_torn_batch_and_nothing_else(
     written: tuple[bytes, list[int], list[int]],

@@ -38,7 +38,7 @@ def fill(log: PlanLog, start: int, stop: int, prefix: str = "t") -> None:
         assert log.append(0, f"{prefix}{number}", "abc", b'{"n":%d}' % number) == number
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(names=st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.text(min_size=1)), unique=True, max_size=20))
 def test_a_task_is_found_and_read_back_by_its_slot(fresh: Callable[[], Path], names: list[tuple[int, str]]) -> None:
     layout = Layout(fresh())
@@ -63,7 +63,7 @@ def test_a_task_is_found_and_read_back_by_its_slot(fresh: Callable[[], Path], na
     log.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_a_cut_loses_only_the_torn_line_and_the_next_epoch_goes_on(
     fresh: Callable[[], Path], data: st.DataObject
@@ -177,7 +177,7 @@ def test_a_plan_opened_for_reading_takes_nothing(layout: Layout) -> None:
     log.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 2**64 - 1) | st.integers(2**32 - 40, 2**32 - 1) | st.just(7), max_size=60), st.integers()
 )

@@ -33,7 +33,7 @@ def row(driver: str, key: int, valid: bool, generation: int) -> RolloutRecord:
     return failed(key, generation, host_id=driver)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(commits=st.lists(COMMIT, max_size=8))
 def test_rows_of_two_drivers_give_each_key_one_row(
     fresh: Callable[[], Path], commits: list[tuple[bool, list[tuple[int, bool, int]]]]

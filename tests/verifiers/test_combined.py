@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_engine.errors import InputError, SandboxDied, VerifierBadReturn, VerifierError, VerifierTimeout
@@ -125,7 +125,6 @@ class TestComposite:
         with pytest.raises(VerifierBadReturn, match="component a"):
             verdict(spec)
 
-    @settings(deadline=None)
     @given(st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.floats(-1e6, 1e6), st.floats(0, 1e6)), min_size=1))
     def test_the_mean_lies_between_its_parts(self, parts: dict[str, tuple[float, float]]) -> None:
         values, weights = {n: v for n, (v, _) in parts.items()}, {n: w for n, (_, w) in parts.items()}

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import rollout_engine
@@ -82,7 +82,6 @@ class TestReplies:
         with pytest.raises(VerifierBadReturn):
             parse_verdict(reply)
 
-    @settings(deadline=None)
     @given(
         st.text()
         | st.recursive(
@@ -98,7 +97,6 @@ class TestReplies:
         assert math.isfinite(score.value)
         assert -1.0 <= score.value <= 2.0
 
-    @settings(deadline=None)
     @given(st.floats(0, 1), st.sampled_from([None, "correct", "incorrect"]))
     def test_what_is_in_order_is_believed(self, score: float, verdict: str | None) -> None:
         said: dict[str, Any] = {"score": score, "reason": "so"} | ({} if verdict is None else {"verdict": verdict})
