@@ -169,25 +169,52 @@ class Stream:
     def __init__(self, channel: Channel, response: httpx.Response, until: float, max_bytes: int) -> None:
         self.status, self.headers = response.status_code, response.headers
         self._channel, self._response = channel, response
-        self._until, self._max_bytes = until, max_bytes
+        self._max_bytes = max_bytes
         self.bytes_read = 0
         self._pieces = body_pieces(response)
+        self._reader: asyncio.Task[object] | None = None
+        self._late = False
+        # One timer for all pieces: an asyncio.timeout around each costs as much as reading it.
+        self._timer = asyncio.get_running_loop().call_at(until, self._end)
 
     async def read(self) -> bytes | Failed:
         """The next piece; empty at the end."""
+        fault: ModelError | None = None
         try:
-            async with asyncio.timeout_at(self._until):
-                piece = await anext(self._pieces, b"")
-        except TimeoutError:
-            fault: ModelError = ModelTimeout(f"{self._channel.where}: the answer did not end in time")
+            piece = await self._next()
         except _FAULTS as error:
             fault = self._channel.fault(error)
-        else:
+        if self._late:
+            fault = ModelTimeout(f"{self._channel.where}: the answer did not end in time")
+        elif fault is None:
             self.bytes_read += len(piece)
             if self.bytes_read <= self._max_bytes:
                 return piece
             fault = self._channel.too_big()
         return Failed(fault)
+
+    async def _next(self) -> bytes:
+        """As within asyncio.timeout, only a cancellation that is the timer's own is taken back."""
+        if self._late:
+            return b""
+        reader = asyncio.current_task()
+        assert reader is not None, "a stream is read in a task"
+        before, self._reader = reader.cancelling(), reader
+        try:
+            return await anext(self._pieces, b"")
+        except asyncio.CancelledError:
+            if not self._late or reader.cancelling() > before + 1:
+                raise
+            return b""
+        finally:
+            self._reader = None
+            if self._late:
+                reader.uncancel()
+
+    def _end(self) -> None:
+        self._late = True
+        if self._reader is not None:
+            self._reader.cancel()
 
     async def read_all(self) -> bytes | Failed:
         """The rest of the body."""
@@ -199,6 +226,7 @@ class Stream:
             pieces.append(piece)
 
     async def close(self) -> None:
+        self._timer.cancel()
         await close_iterator(self._pieces)
         await self._response.aclose()
 

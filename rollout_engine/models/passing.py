@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from functools import partial
 from typing import Any
@@ -12,7 +13,8 @@ from rollout_engine.models.base import Piece
 from rollout_engine.models.http import Channel, Stream
 from rollout_engine.models.retry import Failed
 from rollout_engine.models.sse import DONE, EventSplitter
-from rollout_engine.models.streaming import beside, loaded, taken, value_of, whole_answer
+from rollout_engine.models.streaming import added, loaded, value_of, whole_answer
+from rollout_engine.models.wire import PARSE_IN_THREAD_BYTES
 
 
 async def pieces(
@@ -25,8 +27,11 @@ async def pieces(
     whole = partial(whole_answer, assembler, stream, channel, started)
     told = False
     while data := value_of(await stream.read()):
-        take = partial(_take, assembler, splitter.feed(data), channel, hide_usage)
-        ended, kept = value_of(await beside(len(data), take))
+        if len(data) > PARSE_IN_THREAD_BYTES:
+            taken = await asyncio.to_thread(_feed, splitter, data, assembler, channel, hide_usage)
+        else:
+            taken = _feed(splitter, data, assembler, channel, hide_usage)
+        ended, kept = value_of(taken)
         sent = kept if hide_usage else data
         if ended and not told:
             told = True
@@ -36,6 +41,12 @@ async def pieces(
     if not told:
         _, kept = value_of(_take(assembler, splitter.end(), channel, hide_usage))
         yield Piece(kept if hide_usage else b"", await whole())
+
+
+def _feed(
+    splitter: EventSplitter, data: bytes, assembler: Assembler, channel: Channel, hide_usage: bool
+) -> tuple[bool, bytes] | Failed:
+    return _take(assembler, splitter.feed(data), channel, hide_usage)
 
 
 def _take(
@@ -48,7 +59,7 @@ def _take(
             ended = True
         else:
             chunk = loaded(event, channel)
-            failed = chunk if isinstance(chunk, Failed) else taken(assembler, chunk, channel)
+            failed = chunk if isinstance(chunk, Failed) else added(assembler, chunk, channel)
             if isinstance(failed, Failed):
                 return failed
             ended = ended or assembler.ended

@@ -23,21 +23,26 @@ class EventSplitter:
         self._rest: list[bytes] = []
         self._data: list[bytes] = []
 
-    def feed(self, chunk: bytes) -> Iterator[bytes]:
+    def feed(self, chunk: bytes) -> list[bytes]:
         """The events that end in this chunk."""
+        if not self._rest and not self._data:
+            events = _whole_events(chunk)
+            if events is not None:
+                return events
+        events = []
         *lines, rest = chunk.split(b"\n")
         for line in lines:
             if self._rest:
                 line = b"".join((*self._rest, line))
                 self._rest.clear()
-            yield from self._line(line.removesuffix(b"\r"))
+            events.extend(self._line(line.removesuffix(b"\r")))
         if rest:
             self._rest.append(rest)
+        return events
 
-    def end(self) -> Iterator[bytes]:
+    def end(self) -> list[bytes]:
         """The event that the end of the stream ends, where its blank line is missing."""
-        yield from self._line(b"".join(self._rest).removesuffix(b"\r"))
-        yield from self._line(b"")
+        return [*self._line(b"".join(self._rest).removesuffix(b"\r")), *self._line(b"")]
 
     def _line(self, line: bytes) -> Iterator[bytes]:
         if line.startswith(b"data:"):
@@ -45,6 +50,14 @@ class EventSplitter:
         elif not line and self._data:
             yield b"\n".join(self._data)
             self._data.clear()
+
+
+def _whole_events(chunk: bytes) -> list[bytes] | None:
+    """The usual chunk at once: whole events of one `data: ` line each. None: it is another."""
+    if not chunk.startswith(b"data: ") or not chunk.endswith(b"\n\n") or b"\r" in chunk:
+        return None
+    events = chunk[6:-2].split(b"\n\ndata: ")
+    return events if chunk.count(b"\n") == 2 * len(events) else None
 
 
 class Assembler:

@@ -55,7 +55,7 @@ async def _events(stream: Stream) -> AsyncGenerator[bytes, None]:
 def _take(assembler: Assembler, event: bytes, channel: Channel) -> Delta | Failed:
     """Adds one event to the answer; what is new."""
     chunk = loaded(event, channel)
-    return chunk if isinstance(chunk, Failed) else taken(assembler, chunk, channel)
+    return chunk if isinstance(chunk, Failed) else added(assembler, chunk, channel)
 
 
 def loaded(event: bytes, channel: Channel) -> Any | Failed:
@@ -68,7 +68,7 @@ def loaded(event: bytes, channel: Channel) -> Any | Failed:
     return failed
 
 
-def taken(assembler: Assembler, chunk: Any, channel: Channel) -> Delta | Failed:
+def added(assembler: Assembler, chunk: Any, channel: Channel) -> Delta | Failed:
     """Adds one parsed event to the answer; what is new."""
     fault = error_within(chunk)
     if fault:
