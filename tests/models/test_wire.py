@@ -127,6 +127,31 @@ def test_whatever_bytes_a_server_sends_are_json_or_a_typed_error(body: bytes) ->
     json.loads(body)
 
 
+@given(anything, st.booleans())
+def test_any_json_is_read_as_the_standard_library_reads_it(data: Any, ascii_only: bool) -> None:
+    text = json.dumps(data, ensure_ascii=ascii_only)
+    body = text.encode("utf-8", "surrogatepass")
+    try:
+        expected = json.loads(body.decode("utf-8"))
+    except ValueError:
+        with pytest.raises(ModelBadResponse):
+            load_json(body)
+    else:
+        assert repr(load_json(body)) == repr(expected)  # 1 is not 1.0 or True, nan is nan
+
+
+@given(
+    st.lists(
+        st.sampled_from([b"data: ", b"data:", b"\n", b"\n\n", b"\r\n", b"a", b"data: b\n\n", b": ping"]), max_size=12
+    ),
+    st.integers(min_value=1, max_value=8),
+)
+def test_events_are_the_same_wherever_the_network_cuts_them(parts: list[bytes], size: int) -> None:
+    stream, whole, cut = b"".join(parts), EventSplitter(), EventSplitter()
+    events = [event for at in range(0, len(stream), size) for event in cut.feed(stream[at : at + size])]
+    assert whole.feed(stream) + whole.end() == events + cut.end()
+
+
 @given(st.lists(st.dictionaries(st.text(max_size=5), st.text(), max_size=3), max_size=3), st.text())
 def test_any_message_can_be_sent(messages: list[dict[str, str]], model: str) -> None:
     head = request_head(model, Sampling(extra={"messages": "not these", "top_k": 1}), (), True)
