@@ -33,7 +33,7 @@ from rollout_engine.errors import (
 from rollout_engine.models import make_client
 from rollout_engine.models.seed import SEED_HEADER, parse_seed_header
 from rollout_engine.models.wire import completion_of, load_json, sampling_of
-from rollout_engine.types import Sampling, StopReason, ToolSpec, Usage
+from rollout_engine.types import Delta, Sampling, StopReason, ToolSpec, Usage
 
 from .conftest import (
     KEY,
@@ -297,6 +297,45 @@ async def test_an_answer_that_trickles_in_is_bounded_too() -> None:
             await ask(model)
         with pytest.raises(ModelTimeout):
             await ask_stream(model)
+
+
+@pytest.mark.parametrize("pause_s", [0.005, 60.0], ids=["trickles", "stalls"])
+async def test_a_stream_that_does_not_end_in_time_is_a_timeout_and_its_reader_goes_on(pause_s: float) -> None:
+    async def begin(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        while True:
+            await response.write(b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n')
+            await asyncio.sleep(pause_s)
+
+    reader = asyncio.current_task()
+    assert reader is not None
+    async with backend(begin) as server, client(openai_spec(server.url, call_timeout_s=0.3)) as model:
+        got: list[Delta] = []
+        with pytest.raises(ModelTimeout):
+            await ask_stream(model, into=got)
+        assert got[0] == Delta("a")
+        assert reader.cancelling() == 0
+        await asyncio.sleep(0)  # nothing strikes later
+
+
+async def test_a_cancelled_stream_is_cancelled_and_no_timeout() -> None:
+    begun = asyncio.Event()
+
+    async def begin(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with backend(begin) as server, client(openai_spec(server.url)) as model:
+        call = asyncio.create_task(ask_stream(model))
+        await begun.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert call.cancelled()
 
 
 async def test_a_cancelled_call_is_cancelled_and_its_connection_closed() -> None:
