@@ -42,7 +42,8 @@ ROWS = [
 def default_of(limit: str) -> Any:
     room, _, name = limit.rpartition(".")
     if name.isupper():
-        return getattr(importlib.import_module(f"rollout_engine.{room}"), name)
+        where = room if room.startswith("actors.") else f"rollout_engine.{room}"
+        return getattr(importlib.import_module(where), name)
     fields = ROOMS[room].model_fields if room else RunConfig.model_fields
     return fields[name].get_default(call_default_factory=True)
 
