@@ -246,8 +246,7 @@ class ToolPiece:
     """What else belongs to the call (`extra_content`: a signature of the thought behind it)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """A piece of a streamed answer: what is new, or at the end the whole completion."""
 
     content: str = ""

@@ -111,6 +111,10 @@ class Assembler:
         return self._delta(delta) if isinstance(delta, dict) else NOTHING
 
     def _delta(self, delta: dict[str, Any]) -> Delta:
+        text: Any = delta.get("content")
+        if len(delta) == 1 and isinstance(text, str):  # nearly all of a stream is this
+            self._texts.setdefault("content", []).append(text)
+            return Delta(text)
         pieces: tuple[ToolPiece, ...] = ()
         for name, value in delta.items():
             if name == "tool_calls" and isinstance(value, list):
@@ -121,7 +125,7 @@ class Assembler:
                 self._texts.setdefault(name, []).append(value)
             elif value is not None:
                 self._others[name] = value
-        text, thought = delta.get("content"), delta.get("reasoning_content") or delta.get("reasoning")
+        thought = delta.get("reasoning_content") or delta.get("reasoning")
         return Delta(text if isinstance(text, str) else "", None, thought if isinstance(thought, str) else "", pieces)
 
     def _tool_call(self, piece: Any) -> ToolPiece:
