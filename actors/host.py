@@ -22,7 +22,8 @@ from actors.metrics import RayMetrics
 from rollout_engine import version
 from rollout_engine.errors import HostError, InputError, TaskBodyError, describe
 from rollout_engine.exchange import Reply, Request
-from rollout_engine.host import Host, HostPlan
+from rollout_engine.host import Host
+from rollout_engine.hostplan import HostPlan
 from rollout_engine.loglines import About
 from rollout_engine.logs import Logs, open_logs
 from rollout_engine.machine import collect_seldom, raise_descriptor_limit

@@ -24,7 +24,8 @@ from rollout_engine.clusters import HostHandle, LocalHandle, MakePlan
 from rollout_engine.config import HostSpec, ModelSpec, RunConfig
 from rollout_engine.engine import RolloutEngine
 from rollout_engine.exchange import Reply, Request
-from rollout_engine.host import Host, HostPlan
+from rollout_engine.host import Host
+from rollout_engine.hostplan import HostPlan
 from rollout_engine.placement import Node
 from rollout_engine.probe import Probe
 from rollout_engine.specs import Task

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
 from rollout_engine.exchange import Reply, Request
-from rollout_engine.host import Host, HostPlan
+from rollout_engine.host import Host
+from rollout_engine.hostplan import HostPlan
 from rollout_engine.metrics import Exporter
 from rollout_engine.placement import Node
 from rollout_engine.probe import Probe

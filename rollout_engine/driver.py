@@ -18,7 +18,7 @@ from rollout_engine.config import RunConfig
 from rollout_engine.dump import ask_hosts
 from rollout_engine.errors import HostError, RunError
 from rollout_engine.fleet import Fleet
-from rollout_engine.host import HostPlan
+from rollout_engine.hostplan import HostPlan
 from rollout_engine.intake import Intake
 from rollout_engine.monitor import Monitor
 from rollout_engine.planning import Planning

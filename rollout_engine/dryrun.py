@@ -9,7 +9,8 @@ from itertools import islice
 
 from rollout_engine.config import ModelSpec, RunConfig
 from rollout_engine.evaluation import judge
-from rollout_engine.host import Host, HostPlan
+from rollout_engine.host import Host
+from rollout_engine.hostplan import HostPlan
 from rollout_engine.machine import cores
 from rollout_engine.specs import Task, task_body
 from rollout_engine.staticcheck import static_reasons

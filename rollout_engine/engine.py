@@ -24,7 +24,7 @@ from rollout_engine.config import LogLevel, ModelSpec, RunConfig, api_keys, log_
 from rollout_engine.driver import Driver
 from rollout_engine.errors import InputError, RunError
 from rollout_engine.evaluation import Evaluation, assess, judge, not_run
-from rollout_engine.host import HostPlan
+from rollout_engine.hostplan import HostPlan
 from rollout_engine.loglines import About, Redactor
 from rollout_engine.logs import open_logs
 from rollout_engine.loopthread import LoopThread

@@ -25,7 +25,7 @@ PHASES = ("queue", "start", "setup", "agent", "verify", "close", "commit")
 
 
 class Watched(Protocol):
-    """A host, as far as it is looked at here."""
+    """What a host holds, as far as it is looked at here."""
 
     @property
     def held_count(self) -> int: ...

@@ -2,14 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from rollout_engine.agents.base import AgentLimits
 from rollout_engine.config import RunConfig
-from rollout_engine.rollout import PreparedTask
 from rollout_engine.sandboxes import sandbox_spec, task_recipe
+from rollout_engine.sandboxes.base import Recipe, SandboxSpec
 from rollout_engine.specs import Task
 from rollout_engine.tasks import needs_sandbox
 from rollout_engine.verifiers import make_verifier
+from rollout_engine.verifiers.base import Verifier
 from rollout_engine.verifiers.workshop import Workshop
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedTask:
+    """A task with what every rollout of it shares on a host."""
+
+    task: Task
+    verifier: Verifier
+    sandbox: SandboxSpec | None
+    """The agent's; None: nothing of the task happens in a sandbox."""
+    base: SandboxSpec
+    """What a sandbox of this task is made from, the verifier's own among them."""
+    recipe: Recipe
+    """The task's files and setup commands."""
+    limits: AgentLimits
+    start_s: float
+    verify_s: float
+    deadline_s: float
 
 
 def prepare(body: bytes, config: RunConfig, workshop: Workshop | None = None) -> PreparedTask:

@@ -13,8 +13,9 @@ from rollout_engine.agents.base import AgentLimits, AgentModel, OnTurn
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import AgentError
 from rollout_engine.hooks import tear_down
-from rollout_engine.prepare import prepare
-from rollout_engine.rollout import PreparedTask, Resources, Rollout
+from rollout_engine.prepare import PreparedTask, prepare
+from rollout_engine.resources import Resources
+from rollout_engine.rollout import Rollout
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Task
 from rollout_engine.types import Boundary, Completion, RolloutSpec, StopReason, Turn

@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from rollout_engine.agentclock import AgentClock
-from rollout_engine.agents.base import Agent, AgentLimits, equipped
-from rollout_engine.bound import BoundJudge, BoundModel, Model
-from rollout_engine.config import RunConfig
+from rollout_engine.agents.base import equipped
+from rollout_engine.bound import BoundJudge, BoundModel
 from rollout_engine.disk import on_some_disk
 from rollout_engine.errors import (
     DeadlineError,
@@ -36,10 +34,11 @@ from rollout_engine.errors import (
     forget_frames,
 )
 from rollout_engine.hooks import has_hook, hooked, noting
-from rollout_engine.sandboxes.base import SNAPSHOT, Recipe, Sandbox, SandboxProvider, SandboxSpec
+from rollout_engine.prepare import PreparedTask
+from rollout_engine.resources import Resources
+from rollout_engine.sandboxes.base import SNAPSHOT, Sandbox, SandboxProvider, SandboxSpec
 from rollout_engine.services import start_services
-from rollout_engine.specs import Task
-from rollout_engine.teardown import MIN_CLOSE_S, Kept, Leftovers, Owned, remove_all
+from rollout_engine.teardown import MIN_CLOSE_S, Kept, Owned, remove_all
 from rollout_engine.types import (
     Boundary,
     CallContext,
@@ -53,51 +52,14 @@ from rollout_engine.types import (
     Turn,
     new_record,
 )
-from rollout_engine.verifiers.base import Verifier, kept_output, takes_sandbox
+from rollout_engine.verifiers.base import kept_output, takes_sandbox
 from rollout_engine.verifiers.case import enter_case, leave_case
-from rollout_engine.waiting import Activity, Cell, Phase, enter_rollout
+from rollout_engine.waiting import Cell, Phase, enter_rollout
 
 T = TypeVar("T")
 
 VERIFY_TRIES = 3
 """Sandboxes that a verification is tried in where they fail under it."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedTask:
-    """A task with what every rollout of it shares on a host."""
-
-    task: Task
-    verifier: Verifier
-    sandbox: SandboxSpec | None
-    """The agent's; None: nothing of the task happens in a sandbox."""
-    base: SandboxSpec
-    """What a sandbox of this task is made from, the verifier's own among them."""
-    recipe: Recipe
-    """The task's files and setup commands."""
-    limits: AgentLimits
-    start_s: float
-    verify_s: float
-    deadline_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """What the rollouts of a host share."""
-
-    config: RunConfig
-    agent: Agent
-    models: Mapping[str, Model]
-    provider: SandboxProvider | None
-    starting: asyncio.Semaphore
-    verifying: asyncio.Semaphore
-    host_id: str
-    node_id: str
-    leftovers: Leftovers
-    activity: Activity = field(default_factory=Activity)
-    """Counts what goes forward, for the driver's watchdog."""
-    clock: Callable[[], float] = time.time
-    """Seconds since 1970 on the driver's clock: rows of one run are stamped by one clock."""
 
 
 class Rollout:

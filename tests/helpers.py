@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from rollout_engine.config import RunConfig
 from rollout_engine.events import Event
-from rollout_engine.host import HostPlan
+from rollout_engine.hostplan import HostPlan
 from rollout_engine.specs import Task
 from rollout_engine.spending import Used
 from rollout_engine.store.planfile import PlanEntry

@@ -20,7 +20,8 @@ from rollout_engine.config import RunConfig
 from rollout_engine.models import make_client
 from rollout_engine.permits import UNLIMITED
 from rollout_engine.prepare import prepare
-from rollout_engine.rollout import Resources, Rollout
+from rollout_engine.resources import Resources
+from rollout_engine.rollout import Rollout
 from rollout_engine.sandboxes import make_provider
 from rollout_engine.sandboxes.base import Sandbox, SandboxProvider
 from rollout_engine.specs import Task, body_digest, task_body

@@ -22,7 +22,8 @@ from rollout_engine.config import ModelSpec, RunConfig
 from rollout_engine.driver import Driver
 from rollout_engine.errors import HostLost, InputError, RunError
 from rollout_engine.exchange import Reply, Request, scramble
-from rollout_engine.host import Host, HostPlan
+from rollout_engine.host import Host
+from rollout_engine.hostplan import HostPlan
 from rollout_engine.models.server import ModelServer
 from rollout_engine.placement import Node
 from rollout_engine.schema import batch_to_records
@@ -503,8 +504,8 @@ async def test_keys_that_a_host_has_forgotten_are_planned_again() -> None:
         await gate.reached(4)
         host = drive.hosts.handles[0].host
         for key in (1, 2):  # as if its memory was damaged
-            entry = host._held.pop(key)
-            host._held_hash ^= scramble(key)
+            entry = host._held.entries.pop(key)
+            host._held.hash ^= scramble(key)
             assert entry.task is not None
             entry.task.cancel()
         host.nudge()
@@ -655,7 +656,7 @@ async def test_once_the_budget_is_spent_nothing_is_tried_again() -> None:
     async with driving(config, hosts=Hosts(2)) as drive:
         submission = drive.submit(make_tasks(4))
         await gate.reached(8)
-        (paid,) = [handle for handle in drive.hosts.handles if 0 in handle.host._held]
+        (paid,) = [handle for handle in drive.hosts.handles if 0 in handle.host._held.entries]
         gate.let(1)
         await drive.until(lambda: drive.driver.board.spent)
         lost = next(handle for handle in drive.hosts.handles if handle is not paid)
@@ -762,7 +763,7 @@ async def test_draining_at_the_very_beginning_and_with_nothing_to_do_ends() -> N
         drive.submit(make_tasks(500))
         async with asyncio.timeout(5):
             await drive.driver.drain()
-        running = sum(handle.host._active for handle in drive.hosts.handles)
+        running = sum(handle.host._held.active for handle in drive.hosts.handles)
         assert running == 0
 
 

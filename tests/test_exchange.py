@@ -117,9 +117,10 @@ async def test_a_key_that_the_host_does_not_hold_is_noticed_and_named() -> None:
     while side.link.has_more_to_say:
         reply = await host.exchange(side.link.request(HostLimits(FAST.leases, 0.0, 0.002, paused=True)))
         side.link.take_in(reply)
-    host._queue.clear()
-    for key in list(host._held):
-        host._finish_unrun(host._held[key], host._unstarted(host._held[key].spec))
+    held = host._held
+    held._queue.clear()
+    for entry in list(held.entries.values()):
+        held._finish_unrun(entry, held._unstarted(entry.spec))
     host._outbox.take(0)
     host._outbox.acknowledge(99)  # ... and the host has forgotten them: a bug, or its memory was lost
     first = side.link.take_in(await host.exchange(side.link.request(FAST)))
@@ -139,4 +140,4 @@ async def test_a_host_without_its_driver_cancels_its_rollouts_when_its_lease_end
     side.take_in(await host.exchange(side.request()))
     async with asyncio.timeout(5):
         await gone.wait()
-    assert all(entry.task is not None and entry.task.done() for entry in host._held.values())
+    assert all(entry.task is not None and entry.task.done() for entry in host._held.entries.values())

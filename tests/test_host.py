@@ -18,10 +18,12 @@ import pyarrow as pa
 import pytest
 
 from rollout_engine.agents.base import AgentLimits, AgentModel, OnTurn
+from rollout_engine.bodies import IDLE_BODIES
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import HostError, InputError
 from rollout_engine.exchange import HostLimits, Lease, Reply, Request, scramble
-from rollout_engine.host import IDLE_BODIES, OVERDUE_S, SWEEP_S, Host
+from rollout_engine.held import OVERDUE_S, SWEEP_S
+from rollout_engine.host import Host
 from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.schema import batch_to_records
 from rollout_engine.specs import Task, body_digest, task_body

@@ -20,16 +20,17 @@ FLOORS = [
     # The glossary, failures, and what knows nothing of ours.
     "version types errors disk heldfolder threads loopthread waiting hooks bucket",
     # What a user writes, what crosses the wire, what is stored, and pure decisions about it.
-    "config specs schema exchange plugins problems toml options modelflags machine events stream hostclock watch "
-    "metrics vitals pulse prometheus loglines logfile logs rolloutline status",
+    "config specs schema exchange hostplan plugins problems toml options modelflags machine events stream hostclock "
+    "watch metrics vitals pulse prometheus loglines logfile logs rolloutline status",
     "scheduler breaker circuits leases lending knob latency taken aimd budgets spending progress link permits "
     "agentclock estimate gatedcall placement fitness recoveries outbox estimators intervals scores groups summaries "
     "rewards picture",
     # Contracts and their implementations.
     "sandboxes models formats agents verifiers proxy harnesses metered",
     # Rollouts, hosts, plan, tasks, store.
-    "staticcheck bound rollout teardown services prepare probe evaluation dryrun host hostmeter plan tasks taskfile "
-    "taskcheck qa qafilter store results abandoned submission committer commits clusters runstore gate",
+    "staticcheck bound rollout teardown services prepare resources probe evaluation dryrun host held bodies hostmeter "
+    "hosttraces plan tasks taskfile taskcheck qa qafilter store results abandoned submission committer commits "
+    "clusters runstore gate",
     "monitor board intake planning pacing serving fleet dump ticking driver",
     "engine",
     "trainers",

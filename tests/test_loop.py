@@ -21,7 +21,7 @@ from benchmarks.timed_loop import TimedLoop
 from rollout_engine.clusters import LocalCluster
 from rollout_engine.config import RunConfig
 from rollout_engine.driver import Driver
-from rollout_engine.host import HostPlan
+from rollout_engine.hostplan import HostPlan
 from rollout_engine.schema import batch_to_records
 from rollout_engine.specs import Task
 from rollout_engine.submission import QueueFeed, Submission

@@ -18,7 +18,8 @@ from rollout_engine import errors, exchange, types
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import ExecTimeout, HostLost, InputError, LimitReached, ModelRateLimited, failure_of
 from rollout_engine.exchange import Demand, HostLimits, Lease, Reply, Request, Traffic
-from rollout_engine.host import Host, HostPlan
+from rollout_engine.host import Host
+from rollout_engine.hostplan import HostPlan
 from rollout_engine.models.local import Answer, Play
 from rollout_engine.sandboxes.base import JobStatus, SandboxSpec
 from rollout_engine.schema import records_to_batch

@@ -21,7 +21,7 @@ from rollout_engine.config import RunConfig
 from rollout_engine.driver import Driver
 from rollout_engine.engine import RolloutEngine
 from rollout_engine.errors import InputError, RunError
-from rollout_engine.host import HostPlan
+from rollout_engine.hostplan import HostPlan
 from rollout_engine.results import Group
 from rollout_engine.runstore import RunStore, open_store
 from rollout_engine.schema import batch_to_records, records_to_batch

@@ -13,7 +13,8 @@ import pytest
 
 from rollout_engine import teardown
 from rollout_engine.exchange import HostLimits, Lease, Request
-from rollout_engine.host import Host, HostPlan
+from rollout_engine.host import Host
+from rollout_engine.hostplan import HostPlan
 from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
 from rollout_engine.sandboxes.local import LocalProvider
 from rollout_engine.schema import batch_to_records

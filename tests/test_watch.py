@@ -284,7 +284,7 @@ async def test_a_disk_that_takes_no_rows_ends_the_run_and_holds_up_no_close(task
 
 
 def _plan(config: RunConfig, host_id: str, node_id: str) -> Any:
-    from rollout_engine.host import HostPlan
+    from rollout_engine.hostplan import HostPlan
 
     return HostPlan("run", 1, host_id, node_id, config)
 

@@ -124,7 +124,7 @@ class TellingAgent:
 
 async def test_a_host_that_does_not_see_the_run_directory_logs_to_ray(shared_ray: SharedRay, tmp_path: Path) -> None:
     """The directory is moved away before the host looks for it, as where it is on a disk of the driver's own."""
-    from rollout_engine.host import HostPlan
+    from rollout_engine.hostplan import HostPlan
 
     run_dir = tmp_path / "run"
     engine = RolloutEngine([scripted()], sandbox="none", ray="auto", run_dir=run_dir)
