@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.cases import scratch
 from benchmarks.measure import machine, own_cpu_seconds, table
-from rollout_engine import engine as engine_module
+from rollout_engine import openrun
 from rollout_engine.clusters import HostHandle, LocalHandle, MakePlan
 from rollout_engine.config import HostSpec, ModelSpec, RunConfig
 from rollout_engine.engine import RolloutEngine
@@ -101,7 +101,7 @@ async def scaling(folder: Path) -> list[dict[str, Any]]:
 async def driver(folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with_packs = PackCluster()
-    engine_module.make_cluster = lambda config: with_packs  # type: ignore[assignment]
+    openrun.make_cluster = lambda config: with_packs  # type: ignore[assignment]
     for hosts in DRIVER_HOSTS:
         with_packs.hosts = hosts
         n = IN_FLIGHT * ROUNDS

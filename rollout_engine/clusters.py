@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import entry_points
 from typing import Protocol, TypeAlias
 
+from rollout_engine.config import RunConfig
+from rollout_engine.errors import InputError
 from rollout_engine.exchange import Reply, Request
 from rollout_engine.host import Host
 from rollout_engine.hostplan import HostPlan
@@ -135,3 +138,16 @@ class LocalCluster:
 
     async def close(self) -> None:
         return None
+
+
+def make_cluster(config: RunConfig) -> Cluster:
+    """In-process hosts, or the Ray binding by its entry point. Raises InputError."""
+    if config.ray == "off":
+        return LocalCluster(config.hosts_per_node)
+    found = entry_points(group="rollout_engine.clusters", name="ray")
+    if not found:
+        raise InputError(
+            "the Ray binding is not installed", where="ray", fix="pip install rollout-engine, or use --ray off"
+        )
+    cluster: Cluster = next(iter(found)).load()(config.ray, config.hosts_per_node)
+    return cluster

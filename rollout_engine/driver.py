@@ -37,7 +37,7 @@ CLUSTER_CLOSE_S = 60.0
 
 
 class Driver:
-    """One epoch of a run. Use from its own loop only; `engine.py` crosses the threads."""
+    """One epoch of a run. Use from its own loop only; the engine crosses the threads."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ FLOORS = [
     "staticcheck bound rollout teardown services prepare resources probe evaluation dryrun host held bodies hostmeter "
     "hosttraces plan tasks taskfile taskcheck qa qafilter store results abandoned submission committer commits "
     "clusters runstore gate",
-    "monitor board intake planning pacing serving fleet dump ticking driver",
+    "monitor board intake planning pacing serving fleet dump ticking driver openrun carrying configcheck",
     "engine",
     "trainers",
     "cli commands __main__",

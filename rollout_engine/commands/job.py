@@ -12,7 +12,8 @@ from rollout_engine.commands.place import run_path
 from rollout_engine.commands.run import start, tasks_of, title_of
 from rollout_engine.commands.source import source_of
 from rollout_engine.commands.submit import Orders
-from rollout_engine.engine import RolloutEngine, check_config
+from rollout_engine.configcheck import check_config
+from rollout_engine.engine import RolloutEngine
 from rollout_engine.errors import InputError, describe
 
 

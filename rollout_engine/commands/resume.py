@@ -17,7 +17,8 @@ from rollout_engine.commands.report import Report, read_report
 from rollout_engine.commands.run import Mode, check_prices, report_on, start, tasks_of, title_of
 from rollout_engine.commands.source import Source, read_source
 from rollout_engine.config import RunConfig
-from rollout_engine.engine import RolloutEngine, check_config
+from rollout_engine.configcheck import check_config
+from rollout_engine.engine import RolloutEngine
 from rollout_engine.modelflags import apply_flags, parse_flag
 from rollout_engine.options import load_config
 from rollout_engine.problems import checked

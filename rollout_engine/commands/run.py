@@ -20,7 +20,8 @@ from rollout_engine.commands.source import Source, source_of
 from rollout_engine.commands.submit import is_job_server, submit
 from rollout_engine.commands.tables import print_report
 from rollout_engine.config import KEY_VARIABLES, ModelSpec, RunConfig
-from rollout_engine.engine import RolloutEngine, check_config
+from rollout_engine.configcheck import check_config
+from rollout_engine.engine import RolloutEngine
 from rollout_engine.errors import InputError
 from rollout_engine.options import load_run
 from rollout_engine.specs import Task

@@ -6,11 +6,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from rollout_engine.clusters import JobCluster
+from rollout_engine.clusters import JobCluster, make_cluster
 from rollout_engine.commands.console import OK, print_json, say
 from rollout_engine.commands.source import Source
 from rollout_engine.config import RunConfig
-from rollout_engine.engine import make_cluster
 from rollout_engine.errors import InputError
 from rollout_engine.specs import Spec
 

@@ -53,7 +53,7 @@ async def test_a_draining_node_hands_back_in_time_and_nobody_is_to_blame(three: 
     notice_s, node, folder = 8.0, three.others[0], tmp_path / "gates"
     async with running(gated(folder), tmp_path / "run", TASKS) as watched:
         await until(lambda: watched.engine.progress.running == 2 * TASKS, "all rollouts run")
-        board = watched.engine._driver.board
+        board = watched.engine._run.driver.board
         (host,) = (host for host, peer in board.peers.items() if peer.handle.node_id == node.node_id)
         held = len(board.scheduler.held[host])
         assert held
@@ -93,7 +93,7 @@ async def test_a_draining_node_gets_nothing_new(three: ThreeNodes, tmp_path: Pat
         await until(lambda: started(folder) == 15, "three hosts are full")
         drain(node, three.address, 60.0)
         await watched.event("draining")
-        board = watched.engine._driver.board
+        board = watched.engine._run.driver.board
         (host,) = (host for host, peer in board.peers.items() if peer.handle.node_id == node.node_id)
         await until(lambda: len(board.scheduler.held[host]) == 5, "it has given back what was queued")
         (folder / "gate").touch()
@@ -111,7 +111,7 @@ async def test_a_node_that_joins_gets_a_host_and_one_that_leaves_is_not_missed(
         await watched.done(20)
         node = three.add()  # from the main thread alone; the driver has a loop of its own
         await until(lambda: watched.engine.progress.hosts == 4, "the new node has a host", 60)
-        peers = watched.engine._driver.board.peers.values()
+        peers = watched.engine._run.driver.board.peers.values()
         (link,) = (peer.link for peer in peers if peer.handle.node_id == node.node_id)
         await until(lambda: link.acked_seq > 0, "rows of the new host are committed")
         await asyncio.to_thread(three.remove, node)

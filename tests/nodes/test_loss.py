@@ -212,7 +212,7 @@ async def test_a_host_whose_loop_is_blocked_is_given_up_although_it_still_answer
     async with running(config_of(host={"lease_s": 3.0}, **agent), tmp_path / "run") as watched:
         await until(marker.exists, "a rollout blocks its host")
         pid, node = (int(number) if number.isdigit() else number for number in marker.read_text().split())
-        peers = watched.engine._driver.board.peers.values()
+        peers = watched.engine._run.driver.board.peers.values()
         (handle,) = (peer.handle for peer in peers if peer.handle.node_id == node)
         await asyncio.to_thread(ray.get, handle._actor.nudge.remote(), timeout=5)  # type: ignore[attr-defined]
         lost = await watched.event("host_lost")

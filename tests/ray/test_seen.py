@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import ray
 from prometheus_client.parser import text_string_to_metric_families
 
 from rollout_engine.engine import RolloutEngine
+from rollout_engine.hostplan import HostPlan
 from rollout_engine.metrics import CATALOGUE, Kind
+from rollout_engine.openrun import OpenRun
 from rollout_engine.status import MAX_STATUS_BYTES, parse_status
 from rollout_engine.store.statusfile import read_status
 from tests.helpers import make_tasks, scripted
@@ -122,21 +125,19 @@ class TellingAgent:
         raise RuntimeError("and that was all")
 
 
-async def test_a_host_that_does_not_see_the_run_directory_logs_to_ray(shared_ray: SharedRay, tmp_path: Path) -> None:
+async def test_a_host_that_does_not_see_the_run_directory_logs_to_ray(
+    shared_ray: SharedRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The directory is moved away before the host looks for it, as where it is on a disk of the driver's own."""
-    from rollout_engine.hostplan import HostPlan
-
     run_dir = tmp_path / "run"
-    engine = RolloutEngine([scripted()], sandbox="none", ray="auto", run_dir=run_dir)
-    make = engine._make_plan
+    make = OpenRun._make_plan
 
-    def elsewhere(host_id: str, node_id: str) -> HostPlan:
-        plan = make(host_id, node_id)
-        return HostPlan(plan.run_id, plan.epoch, plan.host_id, plan.node_id, plan.config, str(tmp_path / "not-here"))
+    def elsewhere(run: OpenRun, host_id: str, node_id: str) -> HostPlan:
+        return replace(make(run, host_id, node_id), run_dir=str(tmp_path / "not-here"))
 
-    engine._make_plan = elsewhere  # type: ignore[method-assign]
-    async with engine:
-        run_id = engine._store.run_id
+    monkeypatch.setattr(OpenRun, "_make_plan", elsewhere)
+    async with RolloutEngine([scripted()], sandbox="none", ray="auto", run_dir=run_dir) as engine:
+        run_id = engine.run_id
         await engine.finish(make_tasks(3))
     assert [path.name for path in (run_dir / "logs").iterdir()] == ["driver-e1.jsonl"]
 

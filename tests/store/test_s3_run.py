@@ -205,7 +205,7 @@ async def test_a_slow_store_holds_grants_back_so_that_memory_stays_bounded(proxy
     async with RolloutEngine(config=config, run_dir=uri) as engine:
         finishing = asyncio.create_task(engine.finish(make_tasks(600)))
         while not finishing.done():
-            waiting.append(engine._driver.board.commits.waiting_bytes)
+            waiting.append(engine._run.driver.board.commits.waiting_bytes)
             await asyncio.sleep(0.01)
         await finishing
     row = 2 * limit / slots

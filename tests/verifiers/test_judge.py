@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 import rollout_engine
 from rollout_engine.config import ModelSpec
-from rollout_engine.engine import RolloutEngine, check_config
+from rollout_engine.configcheck import check_config
+from rollout_engine.engine import RolloutEngine
 from rollout_engine.errors import InputError, VerifierBadReturn, VerifierUnavailable
 from rollout_engine.models.server_process import ServerProcess
 from rollout_engine.specs import Task
