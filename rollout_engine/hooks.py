@@ -43,6 +43,23 @@ def has_hook(owner: Any, *names: str) -> bool:
     return bool(parts) and any(has_hook(part, *names) for part in parts)
 
 
+def with_hooks(
+    work: Callable[[], Awaitable[T]],
+    owner: Any,
+    task: Any,
+    sandbox: Any,
+    errors: list[str],
+    close_s: float,
+    failed: type[RolloutEngineError],
+    late: type[RolloutEngineError],
+) -> Awaitable[T]:
+    """`hooked`, where the owner has a setup or a cleanup; `errors` are its row's, a cleanup has half of `close_s`."""
+    if not has_hook(owner, "setup", "cleanup"):
+        return work()  # as for nearly every rollout there is
+    note = noting(errors)
+    return hooked(work, owner, task, sandbox, note=note, failed=failed, late=late, cleanup_s=close_s / 2)
+
+
 async def hooked(
     work: Callable[[], Awaitable[T]],
     owner: Any,

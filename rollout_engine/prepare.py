@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from rollout_engine.agents.base import AgentLimits
 from rollout_engine.config import RunConfig
 from rollout_engine.sandboxes import sandbox_spec, task_recipe
-from rollout_engine.sandboxes.base import Recipe, SandboxSpec
+from rollout_engine.sandboxes.base import Recipe, SandboxProvider, SandboxSpec
 from rollout_engine.specs import Task
 from rollout_engine.tasks import needs_sandbox
 from rollout_engine.verifiers import make_verifier
 from rollout_engine.verifiers.base import Verifier
 from rollout_engine.verifiers.workshop import Workshop
+from rollout_engine.waiting import Cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,16 @@ class PreparedTask:
     start_s: float
     verify_s: float
     deadline_s: float
+
+    async def ready(self, spec: SandboxSpec, provider: SandboxProvider, at: Cell) -> SandboxSpec:
+        """A spec that holds the task's files, and what its setup made of them: once per task and node."""
+        if not self.recipe.files and not self.recipe.commands:
+            return spec
+        phase = at.phase
+        at.enter("setup", "the prepared sandbox of its task")
+        ready = await provider.prepare(spec, self.recipe)
+        at.enter(phase, "a sandbox")
+        return ready
 
 
 def prepare(body: bytes, config: RunConfig, workshop: Workshop | None = None) -> PreparedTask:

@@ -10,6 +10,7 @@ import importlib.util
 import math
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from rollout_engine.errors import InputError, SandboxUnavailable, VerifierError
 from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
 from rollout_engine.specs import Task
 from rollout_engine.types import Completion, Isolation, Score, Trajectory, Usage
+from rollout_engine.verification import judge_of
 from rollout_engine.verifiers import VERIFIERS, make_verifier
 from rollout_engine.verifiers.base import Verifier, takes_sandbox
 from rollout_engine.verifiers.case import enter_case
@@ -84,7 +86,7 @@ class Judged:
 
     async def score(self, answer: str | None) -> Score:
         rollout = self.bench.rollout(task_of())
-        enter_case(rollout._judge)
+        enter_case(partial(judge_of, rollout._prepared, rollout._resources, rollout.record))
         if self.box is not None:
             await self.box.write_file("answer", (answer or "").encode())
         task = Task(task_id="t", prompt="p", verifier=SPECS[self.kind])
