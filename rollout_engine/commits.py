@@ -15,10 +15,10 @@ from rollout_engine.events import Event
 from rollout_engine.link import Link
 from rollout_engine.plan import Planner
 from rollout_engine.progress import Progress
-from rollout_engine.scheduler import Try
 from rollout_engine.schema import records_to_batch
 from rollout_engine.spending import Spending
 from rollout_engine.submission import Submission
+from rollout_engine.tries import Try
 from rollout_engine.types import Boundary, Failure, RolloutRecord, Status, new_record
 
 IDLE_S = 1.0

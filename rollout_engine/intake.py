@@ -12,7 +12,7 @@ from rollout_engine.circuits import BOUNDARY_OF, Subject
 from rollout_engine.commits import outcomes_of
 from rollout_engine.errors import SandboxUnavailable
 from rollout_engine.link import Link
-from rollout_engine.scheduler import Lost, Try, Verdict
+from rollout_engine.tries import Lost, Try, Verdict
 from rollout_engine.types import NO_SANDBOX, Boundary, Failure
 
 _UNAVAILABLE = f"{Boundary.SANDBOX}:{SandboxUnavailable.__name__}"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from rollout_engine.errors import InputError
-from rollout_engine.scheduler import Try
 from rollout_engine.specs import Task, body_digest, task_body
 from rollout_engine.store.planfile import PlanEntry
+from rollout_engine.tries import Try
 from rollout_engine.types import KeySpace, RolloutSpec
 
 S = TypeVar("S")

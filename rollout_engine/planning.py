@@ -11,10 +11,10 @@ from rollout_engine.circuits import subjects_of
 from rollout_engine.errors import RunError
 from rollout_engine.intake import Intake
 from rollout_engine.plan import OpenSlot
-from rollout_engine.scheduler import Try
 from rollout_engine.specs import Task, body_digest
 from rollout_engine.store.planfile import PlanEntry
 from rollout_engine.submission import Submission
+from rollout_engine.tries import Try
 
 RECALLED_ROWS = 256
 """Rows of earlier epochs that are read for a consumer at once."""

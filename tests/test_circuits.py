@@ -17,8 +17,9 @@ from rollout_engine.config import RetrySpec
 from rollout_engine.errors import AgentError, SandboxAway, SandboxStartError
 from rollout_engine.sandboxes.base import Recipe, Sandbox, SandboxSpec
 from rollout_engine.sandboxes.local import LocalProvider
-from rollout_engine.scheduler import Scheduler, Try, Verdict
+from rollout_engine.scheduler import Scheduler
 from rollout_engine.specs import Task
+from rollout_engine.tries import Try, Verdict
 from rollout_engine.types import Isolation, KeySpace, RolloutRecord, Score, StopReason, Trajectory, Turn
 from tests.helpers import make_config
 from tests.rig import task_of

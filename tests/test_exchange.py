@@ -11,12 +11,14 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollout_engine.circuits import Outcome
 from rollout_engine.config import RetrySpec
 from rollout_engine.exchange import HostLimits, Lease, Reply, Request
 from rollout_engine.host import Host
 from rollout_engine.link import Link
-from rollout_engine.scheduler import Outcome, Scheduler, Try, Verdict
+from rollout_engine.scheduler import Scheduler
 from rollout_engine.specs import Task, body_digest, task_body
+from rollout_engine.tries import Try, Verdict
 from rollout_engine.types import KeySpace, RolloutSpec
 from tests.helpers import make_config, make_plan, make_tasks
 

@@ -22,9 +22,9 @@ FLOORS = [
     # What a user writes, what crosses the wire, what is stored, and pure decisions about it.
     "config specs schema exchange hostplan plugins problems toml options modelflags machine events stream hostclock "
     "watch metrics vitals pulse prometheus loglines logfile logs rolloutline status",
-    "scheduler breaker circuits leases lending knob latency taken aimd budgets spending progress link permits "
-    "agentclock estimate gatedcall placement fitness recoveries outbox estimators intervals scores groups summaries "
-    "rewards picture",
+    "scheduler tries depthfirst backoff suspects breaker circuits leases lending knob latency taken aimd budgets "
+    "spending progress link permits agentclock estimate gatedcall placement fitness recoveries outbox estimators "
+    "intervals scores groups summaries rewards picture",
     # Contracts and their implementations.
     "sandboxes models formats agents verifiers proxy harnesses metered",
     # Rollouts, hosts, plan, tasks, store.

@@ -11,8 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollout_engine.breaker import Breaker, BreakerState
+from rollout_engine.circuits import Outcome
 from rollout_engine.config import RetrySpec
-from rollout_engine.scheduler import OVERSUBSCRIPTION, Outcome, Scheduler, Try, Verdict
+from rollout_engine.scheduler import OVERSUBSCRIPTION, Scheduler
+from rollout_engine.tries import Try, Verdict
 from rollout_engine.types import KeySpace
 
 VALID = Outcome()

@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollout_engine.circuits import Outcome
 from rollout_engine.config import RetrySpec
-from rollout_engine.scheduler import SUSPECTS_TOGETHER, Outcome, Scheduler, Try, Verdict
+from rollout_engine.scheduler import Scheduler
+from rollout_engine.suspects import SUSPECTS_TOGETHER
+from rollout_engine.tries import Try, Verdict
 from rollout_engine.types import KeySpace
 
 RULES = RetrySpec(max_host_losses=3, breaker_failures=0)
