@@ -54,7 +54,7 @@ class Doors:
                 return await network.listen(self._engine, container, port)
             except SandboxUnavailable as error:
                 self._turn(str(error))
-                await self._open()
+        await self._open()  # also one that comes while another has just turned
         folder = self._folders.make(name)
         if folder is None or self._reach.way is None:
             raise SandboxUnavailable(
@@ -84,6 +84,7 @@ class Doors:
             return
         try:
             async with self._opening:
-                await asyncio.to_thread(self._folders.open)
+                if not self._folders.are_open:
+                    await asyncio.to_thread(self._folders.open)
         except OSError as error:
             self._reach = Reach(None, f"there is no place for sockets: {error}")

@@ -30,10 +30,13 @@ class Folders:
     def __init__(self) -> None:
         self._base: HeldFolder | None = None
 
+    @property
+    def are_open(self) -> bool:
+        return self._base is not None
+
     def open(self) -> None:
-        """Makes the temporary folder, once. Blocks: for a thread."""
-        if self._base is None:
-            self._base = HeldFolder(_PREFIX)
+        """Makes the temporary folder. Blocks: for a thread."""
+        self._base = HeldFolder(_PREFIX)
 
     def make(self, name: str) -> Path | None:
         """The folder for the container of this name; None before `open` and after `close`."""
