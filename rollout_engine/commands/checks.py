@@ -192,8 +192,8 @@ def _docker_listener(address: Address, info: Mapping[str, Any]) -> Finding:
     found = asyncio.run(reach_of(address, info))
     if found.way is None:
         return Finding("agents", "warn", f"containers without a network do not reach their proxy: {found.why}", FIX)
-    how = "setns" if found.way == "setns" else f"a mounted socket and a forwarder: {found.why}"
-    return Finding("agents", "ok", f"containers without a network reach their proxy ({how})")
+    how = {"socket": "a mounted socket and a forwarder: ", "stream": "a forwarder's stream: "}.get(found.way, "setns")
+    return Finding("agents", "ok", f"containers without a network reach their proxy ({how}{found.why})")
 
 
 def namespaces() -> Iterator[Finding]:

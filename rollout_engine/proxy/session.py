@@ -74,7 +74,7 @@ class Session(Protocol):
         ...
 
     def broke(self, error: Exception) -> None:
-        """Notes a fault of the proxy itself: the rollout has failed."""
+        """Notes a fault of the proxy itself, or of the way to it: the rollout has failed."""
         ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import posixpath
 import socket
@@ -100,6 +101,9 @@ class Listener:
     port: int
     leave: Callable[[], Awaitable[None]] | None = None
     """The backend's own part of the end."""
+    over: asyncio.Future[None] | None = None
+    """Fails with SandboxError once no program can reach `port` any more though nobody closed it; None: see `poll`, the
+    sandbox's own end is the only one."""
 
     async def close(self) -> None:
         """Nobody is let in any more, and the port is free; may be called twice."""

@@ -94,8 +94,10 @@ def test_it_says_by_which_way_containers_reach_their_proxy(tmp_path: Path) -> No
     assert here.level == "ok"
     assert ("setns" if os.geteuid() == 0 else "a mounted socket and a forwarder") in here.found
     far = checks._docker_listener(Address(host="h", port=2375), {"Architecture": platform.machine()})
-    assert (far.level, "another machine" in far.found) == ("warn", True)
-    assert "namespace" in far.fix
+    assert (far.level, "a forwarder's stream: the daemon is on another machine" in far.found) == ("ok", True)
+    none = checks._docker_listener(Address(host="h", port=2375), {"Architecture": "another"})
+    assert (none.level, "another machine" in none.found) == ("warn", True)
+    assert "namespace" in none.fix
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")

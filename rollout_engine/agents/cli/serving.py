@@ -7,6 +7,7 @@ import contextlib
 import errno
 import socket
 from collections.abc import AsyncIterator
+from functools import partial
 
 from rollout_engine.errors import SandboxError
 from rollout_engine.proxy.door import Door
@@ -26,6 +27,8 @@ async def proxied(session: RolloutSession, sandbox: Sandbox, port: int, token: s
     async with contextlib.AsyncExitStack() as ending:
         listener = await _listener(sandbox, port)
         ending.push_async_callback(_leave, listener)
+        if listener.over is not None:
+            listener.over.add_done_callback(partial(_tell, session))
         make = loop.create_unix_server if listener.sock.family == socket.AF_UNIX else loop.create_server
         server = await make(factory, sock=listener.sock)
         try:
@@ -35,6 +38,12 @@ async def proxied(session: RolloutSession, sandbox: Sandbox, port: int, token: s
             session.end("the rollout has ended")
             server.close()
             await factory.shutdown(SHUTDOWN_S)
+
+
+def _tell(session: RolloutSession, over: asyncio.Future[None]) -> None:
+    error = None if over.cancelled() else over.exception()
+    if isinstance(error, Exception):
+        session.broke(error)
 
 
 async def _leave(listener: Listener) -> None:

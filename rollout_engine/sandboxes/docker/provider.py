@@ -169,7 +169,7 @@ class DockerProvider:
     ) -> DockerSandbox:
         supervisor = await self._supervisor(image)
         network = await self._network(spec, name, labels) or spec.network
-        sockets = self._doors.folder(name)
+        sockets = self._doors.mount(name)
         body = Body(spec, image, name, labels, network, self._runtime, supervisor, sockets)
         container = await self._create(body)
         user = spec.user or image.user or "0"
@@ -194,7 +194,7 @@ class DockerProvider:
             spec=spec,
             ids=ids,
             limits_enforced=limits_enforced(self._info or {}, spec),
-            listen=lambda port: self._doors.listen(executor, container, sockets, port),
+            listen=lambda port: self._doors.listen(executor, container, name, port),
             keep=self._layers.keep,
             remove=lambda: self._remove(name),
             closed=self._open_ones.discard,

@@ -11,9 +11,10 @@ from typing import Literal, TypeAlias
 
 from rollout_engine.sandboxes.docker.hijack import Address
 
-Way: TypeAlias = Literal["setns", "socket"]
-"""A listening socket that is opened inside the container's network namespace; or a Unix socket of this host that is
-mounted into the container, to which a forwarder there leads the port."""
+Way: TypeAlias = Literal["setns", "socket", "stream"]
+"""The best first: a listening socket that is opened inside the container's network namespace; a Unix socket of this
+host that is mounted into the container, to which a forwarder there leads the port; a forwarder that carries its
+connections over its own input and output, which the Engine API leads here."""
 
 _CREDENTIALS = struct.Struct("iII")
 _SYS_PTRACE, _SYS_ADMIN = 1 << 19, 1 << 21
@@ -36,7 +37,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """`way` None: there is none. `why` says what spoke against `setns`, or against both."""
+    """`way` None: there is none. `why` says what spoke against the better ones, or against all."""
 
     way: Way | None
     why: str = ""
@@ -44,28 +45,35 @@ class Reach:
 
 FIX = "use the namespace sandbox for agent programs, or run as root beside the daemon"
 NO_DAEMON = Reach(None, "the daemon cannot be reached")
-ELSEWHERE = "the daemon is on another machine, where no socket of this one can be mounted"
-NO_COMPILER = "the forwarder cannot be compiled (install gcc and libc6-dev)"
+ELSEWHERE = "the daemon is on another machine"
+NO_COMPILER = "no forwarder can be compiled here for the daemon's machine (install gcc and libc6-dev)"
 
 
 def reach(facts: Facts, wanted: Way | None = None) -> Reach:
     """The way to take; `wanted` leaves no choice."""
-    if not facts.local:
-        return Reach(None, ELSEWHERE)
-    against = _against_setns(facts)
-    if wanted != "socket" and not against:
-        return Reach("setns")
-    if wanted == "setns":
-        return Reach(None, against)
-    if not facts.supervised:
-        return Reach(None, f"{against}, and {NO_COMPILER}" if against else NO_COMPILER)
-    return Reach("socket", against)
+    against: dict[Way, str] = {
+        "setns": _against_setns(facts),
+        "socket": _against_socket(facts),
+        "stream": "" if facts.supervised else NO_COMPILER,
+    }
+    tried: list[Way] = [wanted] if wanted is not None else list(against)
+    found = next((way for way in tried if not against[way]), None)
+    better = tried if found is None else tried[: tried.index(found)]
+    return Reach(found, ", and ".join(dict.fromkeys(against[way] for way in better)))
 
 
 def _against_setns(facts: Facts) -> str:
+    if not facts.local:
+        return ELSEWHERE
     if not facts.privileged:
         return "entering a container's network takes root"
     return "" if facts.seen else "the daemon's processes are not seen from here"
+
+
+def _against_socket(facts: Facts) -> str:
+    if not facts.local:
+        return ELSEWHERE
+    return "" if facts.supervised else NO_COMPILER
 
 
 def facts_of(address: Address, supervised: bool) -> Facts:

@@ -1,4 +1,4 @@
-"""How containers reach their host where setns is not possible: by a mounted socket, and where by nothing.
+"""How containers reach their host where setns is not possible: by a mounted socket, or by a forwarder's stream.
 
 One test: .venv/bin/pytest tests/sandboxes/docker/test_reach.py -k forwarder
 """
@@ -10,28 +10,34 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
+from docker.errors import NotFound
 from docker.utils import kwargs_from_env
 
 from rollout_engine.config import ModelSpec
 from rollout_engine.errors import SandboxUnavailable
-from rollout_engine.sandboxes.base import EVERYTHING, SandboxSpec
-from rollout_engine.sandboxes.docker import DockerProvider, DockerSandbox, capabilities, network
+from rollout_engine.sandboxes.base import EVERYTHING, Listener, SandboxSpec
+from rollout_engine.sandboxes.docker import DockerProvider, DockerSandbox, capabilities, doors, network
 from rollout_engine.sandboxes.docker.mounted import FOLDER
 from rollout_engine.sandboxes.docker.reach import ELSEWHERE, NO_COMPILER, Facts, Reach, reach
+from tests import docker_here
 from tests.agents_cli.conftest import Serve, behind, serve, shell_task
 from tests.agents_cli.tiny import tiny
 from tests.docker_here import Daemon
 from tests.helpers import make_config
-from tests.models.conftest import backend, openai_spec
+from tests.models.conftest import Handler, backend, openai_spec
 from tests.proxy.rig import Rig, door
 from tests.rig import bench
 from tests.sandboxes.backends import ORDINARY_USER, absent
@@ -66,12 +72,56 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-async def provider(needs_a_daemon: None, folders: Path) -> AsyncIterator[DockerProvider]:
-    made = DockerProvider(run="reach", image="pybox", reach="socket")
+async def lead(path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Leads a connection to a Unix socket, as `ssh -L` would."""
+    theirs, ours = await asyncio.open_unix_connection(path)
+    await asyncio.gather(copy(reader, ours), copy(theirs, writer))
+
+
+async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while data := await source.read(65536):
+            sink.write(data)
+            await sink.drain()
+    sink.close()
+
+
+def here() -> str:
+    """The path of the daemon's socket."""
+    return "/" + str(kwargs_from_env()["base_url"]).partition("://")[2].lstrip("/")
+
+
+@pytest.fixture(scope="session")
+def remote() -> str:
+    """The daemon as one that is elsewhere. In a thread to the end: this process has things there until then."""
+    if (missing := docker_here.missing()) is not None:
+        pytest.skip(missing)
+    ready: Future[str] = Future()
+
+    async def serve() -> None:
+        server = await asyncio.start_server(partial(lead, here()), "127.0.0.1", 0)
+        ready.set_result(f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        await server.serve_forever()
+
+    threading.Thread(target=lambda: asyncio.run(serve()), daemon=True).start()
+    return ready.result(LIMIT_S)
+
+
+@pytest.fixture(params=["socket", "stream"])
+async def provider(
+    needs_a_daemon: None, request: pytest.FixtureRequest, folders: Path, remote: str
+) -> AsyncIterator[DockerProvider]:
+    if request.param == "socket":
+        made = DockerProvider(run="reach", image="pybox", reach="socket")
+    else:
+        made = DockerProvider(run="reach", image="pybox", engine_host=remote)
     yield made
     await made.close()
     assert in_folder(folders) == []
+
+
+mounted = pytest.mark.parametrize("provider", ["socket"], indirect=True)
+carried = pytest.mark.parametrize("provider", ["stream"], indirect=True)
 
 
 @pytest.fixture
@@ -104,8 +154,20 @@ CHAT = "/v1/chat/completions"
 SCRIPTED = ModelSpec(name="m", kind="scripted", call_retries=0)
 
 
+@contextlib.asynccontextmanager
+async def through(sandbox: DockerSandbox, handler: Handler) -> AsyncIterator[str]:
+    """The address inside of a model that answers so."""
+    async with (
+        asyncio.timeout(LIMIT_S),
+        backend(handler) as server,
+        door(openai_spec(server.url), deadline_s=LIMIT_S) as rig,
+        behind_door(sandbox, rig) as url,
+    ):
+        yield url
+
+
 @pytest.mark.docker
-class TestMountedSocket:
+class TestForwarders:
     async def test_any_user_of_the_container_calls_the_proxy_and_only_with_its_token(
         self, sandbox: DockerSandbox
     ) -> None:
@@ -123,6 +185,33 @@ class TestMountedSocket:
         assert all(each.endswith("data: [DONE]\n\n") for each in said)
         assert len(rig.turns) == 12
 
+    async def test_a_long_stream_is_whole_and_a_large_request_too(self, sandbox: DockerSandbox) -> None:
+        events = 500
+        asked: list[int] = []
+
+        async def say(request: web.Request) -> web.StreamResponse:
+            asked.append(len(await request.read()))
+            answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await answer.prepare(request)
+            for number in range(events):
+                choice = {"index": 0, "delta": {"content": f"<{number}>"}, "finish_reason": None}
+                await answer.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
+            choice = {"index": 0, "delta": {}, "finish_reason": "stop"}
+            await answer.write(f"data: {json.dumps({'choices': [choice]})}\n\ndata: [DONE]\n\n".encode())
+            return answer
+
+        large = {**ASK, "stream": True, "messages": [{"role": "user", "content": "x" * 900_000}]}
+        async with through(sandbox, say) as url:
+            said = await asyncio.gather(
+                post(sandbox, url + CHAT, {**ASK, "stream": True}), post(sandbox, url + CHAT, large)
+            )
+        for each in said:
+            at = [each.find(f"<{number}>") for number in range(events)]
+            assert -1 not in at
+            assert at == sorted(at)
+            assert each.endswith("data: [DONE]\n\n")
+        assert max(asked) > 900_000
+
     async def test_a_program_that_is_killed_cancels_its_call_upstream(self, sandbox: DockerSandbox) -> None:
         there, gone = asyncio.Event(), asyncio.Event()
 
@@ -133,12 +222,7 @@ class TestMountedSocket:
             finally:
                 gone.set()
 
-        async with (
-            asyncio.timeout(LIMIT_S),
-            backend(hang) as server,
-            door(openai_spec(server.url), deadline_s=LIMIT_S) as rig,
-            behind_door(sandbox, rig) as url,
-        ):
+        async with through(sandbox, hang) as url:
             program = await sandbox.connect(["python3", "-c", CLIENT, url + CHAT])
             await program.write(json.dumps(ASK).encode() + b"\n")
             await there.wait()
@@ -146,6 +230,7 @@ class TestMountedSocket:
             await program.close()
             await gone.wait()
 
+    @mounted
     async def test_nobody_but_its_own_container_sees_a_socket(
         self, provider: DockerProvider, sandbox: DockerSandbox, folders: Path
     ) -> None:
@@ -177,12 +262,14 @@ class TestMountedSocket:
         assert in_folder(folder) == []
         await (await sandbox.listen(listener.port)).close()
         running = await sandbox.exec(["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"])
-        assert b"forward" not in running.stdout.replace(b"/proc", b"")
+        assert b"supervisor forward" not in running.stdout
+        assert b"supervisor carry" not in running.stdout
         open_one = await sandbox.listen()
         await sandbox.close()
         assert not folder.exists()
         await open_one.close()
 
+    @mounted
     async def test_it_is_no_part_of_an_export(self, provider: DockerProvider) -> None:
         agent = await provider.open(SandboxSpec())
         await agent.write_file("answer", b"42")
@@ -211,10 +298,50 @@ class TestMountedSocket:
         task = shell_task()
         url = await serve([task], m={"skill": 1.0, "turns": 2})
         given = {"agent": "command", "agent_options": tiny("well"), "sandbox": "docker"}
-        async with bench(make_config(behind(url), **given), provider=provider) as rig:
-            record = await rig.run(task)
+        async with bench(make_config(behind(url), **given), provider=provider) as rig, asyncio.timeout(LIMIT_S):
+            await (rollout := rig.rollout(task)).run()
+        record = rollout.record
         assert (record.status, record.stop_reason, record.score) == ("completed", "finished", 1.0), record
         assert len(record.turns) == 3
+
+    async def test_a_forwarder_that_is_killed_in_mid_call_is_no_fault_of_the_agents(
+        self, provider: DockerProvider, folders: Path, daemon: Daemon
+    ) -> None:
+        there, gone = asyncio.Event(), asyncio.Event()
+
+        async def hang(request: Any) -> Any:
+            there.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                gone.set()
+
+        task = shell_task()
+        async with asyncio.timeout(LIMIT_S), backend(hang) as server:
+            given = {"agent": "command", "agent_options": tiny("well"), "sandbox": "docker"}
+            async with bench(make_config(behind(server.url), **given), provider=provider) as rig:
+                rollout = rig.rollout(task)
+                running = asyncio.create_task(rollout.run())
+                await there.wait()
+                [sandbox] = provider._open_ones
+                assert (await sandbox.exec(["sh", "-c", KILL_FORWARDER])).ok
+                await running
+            await gone.wait()
+        found = rollout.record
+        assert (found.status, found.score, found.retryable) == ("failed", None, True), found
+        assert (found.failure_boundary, found.failure_type) == ("sandbox", "SandboxError"), found
+        assert "forwarder" in (found.failure_message or "")
+        with pytest.raises(NotFound):
+            daemon.api.inspect_container(sandbox.name)
+        assert in_folder(folders, "*/rollout-*") == []
+
+
+KILL_FORWARDER = """
+for each in /proc/[0-9]*; do
+  case "$(tr '\\0' ' ' < $each/cmdline)" in */supervisor?[cf]*) kill -9 ${each#/proc/} && exit 0;; esac
+done
+exit 1
+"""
 
 
 OWNER = """
@@ -252,20 +379,6 @@ asyncio.run(main())
 """
 
 
-async def lead(path: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Leads a connection to a Unix socket, as `ssh -L` would."""
-    theirs, ours = await asyncio.open_unix_connection(path)
-    await asyncio.gather(copy(reader, ours), copy(theirs, writer))
-
-
-async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
-        while data := await source.read(65536):
-            sink.write(data)
-            await sink.drain()
-    sink.close()
-
-
 @pytest.mark.docker
 @pytest.mark.usefixtures("needs_a_daemon")
 class TestWhereItCannotBe:
@@ -297,12 +410,10 @@ class TestWhereItCannotBe:
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="becomes an ordinary user")
     async def test_an_ordinary_user_takes_the_mounted_socket_by_itself(self, tmp_path: Path) -> None:
-        daemon, anybody = kwargs_from_env()["base_url"].partition("://")[2], str(ORDINARY_USER)
+        anybody = str(ORDINARY_USER)
         with tempfile.TemporaryDirectory(dir="/tmp") as folder:
             os.chown(folder, ORDINARY_USER, ORDINARY_USER)
-            async with await asyncio.start_unix_server(
-                partial(lead, f"/{daemon.lstrip('/')}"), f"{folder}/docker.sock"
-            ):
+            async with await asyncio.start_unix_server(partial(lead, here()), f"{folder}/docker.sock"):
                 os.chown(f"{folder}/docker.sock", ORDINARY_USER, ORDINARY_USER)
                 env = {**os.environ, "TMPDIR": folder, "DOCKER_HOST": f"unix://{folder}/docker.sock"}
                 owner = await asyncio.create_subprocess_exec(
@@ -324,16 +435,29 @@ class TestWhereItCannotBe:
         said, _ = await asyncio.wait_for(done.communicate(), 2 * LIMIT_S)
         assert (done.returncode, said) == (0, b"up\n")
 
-    async def test_a_daemon_elsewhere_is_told_where_a_listener_is_wanted(self) -> None:
-        daemon = kwargs_from_env()["base_url"].partition("://")[2]
-        async with await asyncio.start_server(partial(lead, f"/{daemon.lstrip('/')}"), "127.0.0.1", 0) as server:
-            host = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            provider = DockerProvider(run="far", image="busybox", engine_host=host)
-            sandbox = await provider.open(SandboxSpec())
-            with pytest.raises(SandboxUnavailable, match="on another machine"):
-                await sandbox.listen()
-            assert (await capabilities(host)).reach == Reach(None, ELSEWHERE)
-            await provider.close()
+    async def test_a_daemon_elsewhere_for_which_no_forwarder_is_made(self, remote: str) -> None:
+        assert (await capabilities(remote)).reach == Reach("stream", ELSEWHERE)
+        provider = DockerProvider(run="far", image="busybox", engine_host=remote, supervise=False)
+        sandbox = await provider.open(SandboxSpec())
+        with pytest.raises(SandboxUnavailable, match="on another machine, and no forwarder"):
+            await sandbox.listen()
+        await provider.close()
+
+    async def test_a_daemon_whose_socket_was_led_here_gets_the_stream(
+        self, folders: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def refuse(*_: Any) -> Listener:
+            raise SandboxUnavailable("docker: process 1 is not the container's")
+
+        monkeypatch.setattr(doors.network, "listen", refuse)
+        monkeypatch.setattr("rollout_engine.sandboxes.docker.doors.facts_of", lambda *_: HERE)
+        provider = DockerProvider(run="led", image="busybox")
+        sandbox = await provider.open(SandboxSpec())
+        for listener in await asyncio.gather(sandbox.listen(), sandbox.listen()):
+            assert listener.sock.family == socket.AF_UNIX
+            await listener.close()
+        await provider.close()
+        assert in_folder(folders) == []
 
     async def test_a_process_that_is_not_the_containers_is_not_entered(self) -> None:
         with pytest.raises(SandboxUnavailable, match="not the container's"):
@@ -354,11 +478,13 @@ HERE = Facts(local=True, seen=True, privileged=True, supervised=True)
         (replace(HERE, privileged=False), "socket", "takes root"),
         (replace(HERE, seen=False), "socket", "not seen from here"),
         (replace(HERE, privileged=False, supervised=False), None, NO_COMPILER),
-        (replace(HERE, local=False), None, "another machine"),
+        (replace(HERE, local=False), "stream", ELSEWHERE),
+        (replace(HERE, local=False, supervised=False), None, NO_COMPILER),
     ],
 )
 def test_the_best_way_that_there_is(facts: Facts, way: str | None, why: str) -> None:
     found = reach(facts)
     assert (found.way, why in found.why) == (way, True)
+    assert reach(facts, "stream").way == ("stream" if facts.supervised else None)
     assert reach(facts, "socket").way == ("socket" if facts.local and facts.supervised else None)
     assert reach(facts, "setns").way == (way if way == "setns" else None)

@@ -10,7 +10,6 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#define LINKS_MAX 256          /* connections at once: two descriptors each; the next ones wait */
 #define WAITING_MAX 128        /* connections that are not accepted yet */
 #define FLOW_BYTES (32 * 1024) /* on the way, in one direction of one connection */
 
@@ -28,7 +27,7 @@ struct link {
 static struct link *links[LINKS_MAX];
 static size_t linked;
 
-static int listen_at(uint16_t port) {
+int listen_at(uint16_t port) {
     struct sockaddr_in where = {.sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {htonl(INADDR_LOOPBACK)}};
     socklen_t size = sizeof where;
     int one = 1, fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -67,7 +66,7 @@ static void take_on(int listener, const char *path) {
     links[linked++] = link;
 }
 
-static int may_wait(ssize_t size) {
+int may_wait(ssize_t size) {
     return size < 0 && (errno == EAGAIN || errno == EINTR);
 }
 

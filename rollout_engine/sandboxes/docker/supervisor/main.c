@@ -5,7 +5,7 @@
  *
  * What it relies on: the container's confinement is docker's; it is pid 1, so nothing inside can kill it; it is not
  * dumpable, so nothing inside can trace it or open its descriptors. The end of stdin is the end of the sandbox.
- * Started as `supervisor forward ...` it is the forwarder instead: see forward.c.
+ * Started as `supervisor forward ...` or `supervisor carry ...` it is a forwarder instead: see forward.c, carry.c.
  * It is single-threaded and allocates only for commands under way. Compiled statically: it needs no file of the image.
  */
 #include "supervisor.h"
@@ -117,6 +117,7 @@ int main(int argc, char **argv) {
     prctl(PR_SET_DUMPABLE, 0);
     signal(SIGPIPE, SIG_IGN);
     if (argc == 4 && !strcmp(argv[1], "forward")) return forward(argv[2], argv[3]);
+    if (argc == 3 && !strcmp(argv[1], "carry")) return carry(argv[2]);
     sigemptyset(&mask), sigaddset(&mask, SIGCHLD);
     sigprocmask(SIG_BLOCK, &mask, NULL);
     children = signalfd(-1, &mask, SFD_CLOEXEC | SFD_NONBLOCK);

@@ -78,4 +78,10 @@ void serve(const struct pollfd *fds, size_t commands_watched);
 void quiesce(uint32_t id, const char *keep, size_t size);
 
 /* forward.c: another program in the same file */
+#define LINKS_MAX 256 /* connections at once: one or two descriptors each; the next ones wait */
 int forward(const char *port, const char *path);
+int listen_at(uint16_t port);
+int may_wait(ssize_t size);
+
+/* carry.c: the same for an engine that is elsewhere */
+int carry(const char *port);
