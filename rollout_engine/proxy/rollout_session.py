@@ -128,7 +128,7 @@ class RolloutSession:
             self.notes.append(what)
 
     def broke(self, error: Exception) -> None:
-        self._fail(error if isinstance(error, InfraError) else HostError(f"the proxy failed: {describe(error)}"))
+        self._fail(HostError(f"the proxy failed: {describe(error)}"))
 
     # -- the end ------------------------------------------------------------------------------------------------
 

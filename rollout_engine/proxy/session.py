@@ -70,11 +70,11 @@ class Session(Protocol):
 
     def refused(self, what: str) -> None:
         """Notes a request that could not be a model call (malformed, too large, of no known format, for a model that
-        is not in the run), for the rollout's row."""
+        is not in the run), or that none can come any more, for the rollout's row."""
         ...
 
     def broke(self, error: Exception) -> None:
-        """Notes a fault of the proxy itself, or of the way to it: the rollout has failed."""
+        """Notes a fault of the proxy itself: the rollout has failed."""
         ...
 
 

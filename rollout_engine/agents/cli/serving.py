@@ -41,9 +41,13 @@ async def proxied(session: RolloutSession, sandbox: Sandbox, port: int, token: s
 
 
 def _tell(session: RolloutSession, over: asyncio.Future[None]) -> None:
+    """A note and no failure: whoever is root in a container could end its forwarder to escape a score.
+
+    Where the daemon is lost, the agent's own process is lost, and that is told as what it is.
+    """
     error = None if over.cancelled() else over.exception()
-    if isinstance(error, Exception):
-        session.broke(error)
+    if error is not None:
+        session.refused(str(error))
 
 
 async def _leave(listener: Listener) -> None:
