@@ -135,6 +135,7 @@ class TestKill:
             os.kill(pid, signal.SIGKILL)
         process.wait()
         await until(lambda: not processes(mark), "no command runs")
+        await until(lambda: not alive(launcher), "the launcher has ended: its commands may end before it")
         provider = NamespaceProvider(run_as=ORDINARY_USER if kind == "user" and os.geteuid() == 0 else None)
         if used:
             await provider.facts()
