@@ -29,6 +29,7 @@ from rollout_engine.hostplan import HostPlan
 from rollout_engine.placement import Node
 from rollout_engine.probe import Probe
 from rollout_engine.specs import Task
+from rollout_engine.waiting import Waiting
 
 LATENCY_S = 1.0
 SLOTS = 50
@@ -161,7 +162,7 @@ class PackedHandle:
     async def probe(self, body: bytes) -> Probe:
         raise NotImplementedError
 
-    async def waiting_for(self) -> list[str]:
+    async def waiting_for(self, limit: int = 0) -> list[Waiting]:
         return []
 
     async def stop(self) -> None:
@@ -195,6 +196,9 @@ class PackCluster:
         pack = self._packs[number % len(self._packs)]
         await pack.open.remote(plan, self._keys)
         return PackedHandle(f"host-{number}", node_id, pack, plan)
+
+    def exporter(self) -> None:
+        return None
 
     async def close(self) -> None:
         return None
