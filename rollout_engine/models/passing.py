@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from functools import partial
 from typing import Any
@@ -13,8 +12,7 @@ from rollout_engine.models.base import Piece
 from rollout_engine.models.http import Channel, Stream
 from rollout_engine.models.retry import Failed
 from rollout_engine.models.sse import DONE, EventSplitter
-from rollout_engine.models.streaming import added, loaded, value_of, whole_answer
-from rollout_engine.models.wire import PARSE_IN_THREAD_BYTES
+from rollout_engine.models.streaming import added, beside, loaded, value_of, whole_answer
 
 
 async def pieces(
@@ -27,11 +25,8 @@ async def pieces(
     whole = partial(whole_answer, assembler, stream, channel, started)
     told = False
     while data := value_of(await stream.read()):
-        if len(data) > PARSE_IN_THREAD_BYTES:
-            taken = await asyncio.to_thread(_feed, splitter, data, assembler, channel, hide_usage)
-        else:
-            taken = _feed(splitter, data, assembler, channel, hide_usage)
-        ended, kept = value_of(taken)
+        feed = partial(_feed, splitter, data, assembler, channel, hide_usage)
+        ended, kept = value_of(await beside(len(data), feed))
         sent = kept if hide_usage else data
         if ended and not told:
             told = True

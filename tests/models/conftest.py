@@ -52,6 +52,28 @@ async def backend(handler: Handler) -> AsyncIterator[Backend]:
         await runner.cleanup()
 
 
+async def stream_to(request: web.Request) -> web.StreamResponse:
+    """The begun answer to a streamed call, for events to be written to."""
+    response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+    await response.prepare(request)
+    return response
+
+
+class Hanging:
+    """A handler that never answers: sets `arrived` for a call that is there, and `gone` once its caller is not."""
+
+    def __init__(self) -> None:
+        self.arrived, self.gone = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse:
+        self.arrived.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.gone.set()
+        raise AssertionError
+
+
 @contextlib.asynccontextmanager
 async def raw_backend(reply: bytes) -> AsyncIterator[str]:
     """A TCP server that reads a request, writes these bytes and closes."""

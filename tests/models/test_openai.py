@@ -38,6 +38,7 @@ from rollout_engine.types import Delta, Sampling, StopReason, ToolSpec, Usage
 from .conftest import (
     KEY,
     MESSAGES,
+    Hanging,
     answering,
     ask,
     ask_stream,
@@ -48,6 +49,7 @@ from .conftest import (
     good,
     openai_spec,
     raw_backend,
+    stream_to,
 )
 
 OVERFLOW_VLLM = "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens."
@@ -302,8 +304,7 @@ async def test_an_answer_that_trickles_in_is_bounded_too() -> None:
 @pytest.mark.parametrize("pause_s", [0.005, 60.0], ids=["trickles", "stalls"])
 async def test_a_stream_that_does_not_end_in_time_is_a_timeout_and_its_reader_goes_on(pause_s: float) -> None:
     async def begin(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
+        response = await stream_to(request)
         while True:
             await response.write(b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n')
             await asyncio.sleep(pause_s)
@@ -323,8 +324,7 @@ async def test_a_cancelled_stream_is_cancelled_and_no_timeout() -> None:
     begun = asyncio.Event()
 
     async def begin(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
+        await stream_to(request)
         begun.set()
         await asyncio.Event().wait()
         raise AssertionError
@@ -339,23 +339,14 @@ async def test_a_cancelled_stream_is_cancelled_and_no_timeout() -> None:
 
 
 async def test_a_cancelled_call_is_cancelled_and_its_connection_closed() -> None:
-    arrived, gone = asyncio.Event(), asyncio.Event()
-
-    async def wait(request: web.Request) -> web.StreamResponse:
-        arrived.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            gone.set()
-        raise AssertionError
-
-    async with backend(wait) as server, client(openai_spec(server.url)) as model:
+    hanging = Hanging()
+    async with backend(hanging) as server, client(openai_spec(server.url)) as model:
         task = asyncio.create_task(ask(model))
-        await arrived.wait()
+        await hanging.arrived.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(gone.wait(), 5)
+        await asyncio.wait_for(hanging.gone.wait(), 5)
 
 
 async def test_an_answer_above_the_limit_is_not_read_to_its_end() -> None:

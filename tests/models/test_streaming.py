@@ -23,7 +23,7 @@ from rollout_engine.errors import (
 )
 from rollout_engine.types import Delta, Sampling
 
-from .conftest import KEY, MESSAGES, Handler, ask_stream, backend, client, context, openai_spec
+from .conftest import KEY, MESSAGES, Handler, ask_stream, backend, client, context, openai_spec, stream_to
 
 
 def events(*payloads: Any, cut: bool = False) -> Handler:
@@ -112,8 +112,7 @@ async def test_a_stream_that_is_left_early_closes_its_connection() -> None:
     gone = asyncio.Event()
 
     async def endless(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
+        response = await stream_to(request)
         try:
             while True:
                 await response.write(b"data: " + json.dumps(piece("x")).encode() + b"\n\n")

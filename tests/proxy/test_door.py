@@ -24,7 +24,7 @@ from rollout_engine.proxy.roles import RoleRule
 from rollout_engine.proxy.rollout_session import SessionLimits
 from rollout_engine.types import StopReason
 
-from ..models.conftest import answering, backend, bad, good, openai_spec
+from ..models.conftest import Hanging, answering, backend, bad, good, openai_spec, stream_to
 from .rig import door
 
 ASK = {"model": "any", "messages": [{"role": "user", "content": "What is six times seven?"}]}
@@ -232,24 +232,13 @@ async def test_sub_calls_are_counted_apart_and_recorded_only_on_request() -> Non
 
 
 async def test_a_client_that_goes_away_cancels_the_call_upstream() -> None:
-    gone, there = asyncio.Event(), asyncio.Event()
-
-    async def hang(request: web.Request) -> web.StreamResponse:
-        there.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            gone.set()
-        raise AssertionError
-
     for stream in (False, True):
-        gone.clear()
-        there.clear()
-        async with backend(hang) as server, door(openai_spec(server.url)) as rig:
+        hanging = Hanging()
+        async with backend(hanging) as server, door(openai_spec(server.url)) as rig:
             call = asyncio.create_task(rig.ask(CHAT, {**ASK, "stream": stream}))
-            await asyncio.wait_for(there.wait(), 10)
+            await asyncio.wait_for(hanging.arrived.wait(), 10)
             call.cancel()
-            await asyncio.wait_for(gone.wait(), 10)
+            await asyncio.wait_for(hanging.gone.wait(), 10)
             with contextlib.suppress(asyncio.CancelledError):
                 await call
             assert rig.session.failure is None
@@ -293,8 +282,7 @@ async def test_a_stream_is_kept_alive_while_the_model_thinks() -> None:
 
 async def test_a_fault_after_the_stream_has_begun_is_an_event() -> None:
     async def cut(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
+        response = await stream_to(request)
         await response.write(b'data: {"choices":[{"index":0,"delta":{"content":"4"}}]}\n\ndata: {"cho')
         assert request.transport is not None
         request.transport.close()
@@ -311,8 +299,7 @@ async def test_a_fault_after_the_stream_has_begun_is_an_event() -> None:
 
 async def test_the_usage_is_counted_and_shown_only_to_those_who_ask() -> None:
     async def stream(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
+        response = await stream_to(request)
         for chunk in (
             {"choices": [{"index": 0, "delta": {"content": "42"}, "finish_reason": "stop"}]},
             {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 1}},

@@ -21,6 +21,7 @@ from tests.agents_cli.conftest import BACKENDS, ENVIRONMENTS, Serve, behind, nee
 from tests.agents_cli.test_engine_run import check_run
 from tests.agents_cli.tiny import agents, left, processes, tiny
 from tests.docker_here import left_of
+from tests.models.conftest import stream_to
 from tests.ray.rays import SharedRay, alive, descendants, kill_process, until
 from tests.rig import chat_server
 
@@ -44,8 +45,7 @@ class Halting:
     cut: int = 0
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
-        await response.prepare(request)
+        response = await stream_to(request)
         await response.write(event({"delta": {"role": "assistant", "content": "Do"}}))
         if self.halted < K:
             self.halted += 1

@@ -37,7 +37,7 @@ from tests.agents_cli.conftest import Serve, behind, serve, shell_task
 from tests.agents_cli.tiny import tiny
 from tests.docker_here import Daemon
 from tests.helpers import make_config
-from tests.models.conftest import Handler, backend, openai_spec
+from tests.models.conftest import Handler, Hanging, backend, openai_spec, stream_to
 from tests.proxy.rig import Rig, door
 from tests.rig import bench
 from tests.sandboxes.backends import ORDINARY_USER, absent
@@ -191,8 +191,7 @@ class TestForwarders:
 
         async def say(request: web.Request) -> web.StreamResponse:
             asked.append(len(await request.read()))
-            answer = web.StreamResponse(headers={"content-type": "text/event-stream"})
-            await answer.prepare(request)
+            answer = await stream_to(request)
             for number in range(events):
                 choice = {"index": 0, "delta": {"content": f"<{number}>"}, "finish_reason": None}
                 await answer.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
@@ -213,22 +212,14 @@ class TestForwarders:
         assert max(asked) > 900_000
 
     async def test_a_program_that_is_killed_cancels_its_call_upstream(self, sandbox: DockerSandbox) -> None:
-        there, gone = asyncio.Event(), asyncio.Event()
-
-        async def hang(request: Any) -> Any:
-            there.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                gone.set()
-
-        async with through(sandbox, hang) as url:
+        hanging = Hanging()
+        async with through(sandbox, hanging) as url:
             program = await sandbox.connect(["python3", "-c", CLIENT, url + CHAT])
             await program.write(json.dumps(ASK).encode() + b"\n")
-            await there.wait()
-            assert not gone.is_set()
+            await hanging.arrived.wait()
+            assert not hanging.gone.is_set()
             await program.close()
-            await gone.wait()
+            await hanging.gone.wait()
 
     @mounted
     async def test_nobody_but_its_own_container_sees_a_socket(
@@ -307,26 +298,17 @@ class TestForwarders:
     async def test_a_forwarder_that_is_killed_in_mid_call_leaves_its_agent_to_itself(
         self, provider: DockerProvider, folders: Path, daemon: Daemon
     ) -> None:
-        there, gone = asyncio.Event(), asyncio.Event()
-
-        async def hang(request: Any) -> Any:
-            there.set()
-            try:
-                await asyncio.Event().wait()
-            finally:
-                gone.set()
-
-        task = shell_task()
-        async with asyncio.timeout(LIMIT_S), backend(hang) as server:
+        task, hanging = shell_task(), Hanging()
+        async with asyncio.timeout(LIMIT_S), backend(hanging) as server:
             given = {"agent": "command", "agent_options": tiny("well"), "sandbox": "docker"}
             async with bench(make_config(behind(server.url), **given), provider=provider) as rig:
                 rollout = rig.rollout(task)
                 running = asyncio.create_task(rollout.run())
-                await there.wait()
+                await hanging.arrived.wait()
                 [sandbox] = provider._open_ones
                 assert (await sandbox.exec(["sh", "-c", KILL_FORWARDER])).ok
                 await running
-            await gone.wait()
+            await hanging.gone.wait()
         found = rollout.record
         assert (found.status, found.failure_boundary, found.failure_type) == ("failed", "agent", "AgentError"), found
         assert "before a model call was answered; docker: the forwarder" in (found.failure_message or "")
