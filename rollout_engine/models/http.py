@@ -20,6 +20,8 @@ KEEPALIVE_S = 4.0
 """Idle connections live this long: less than uvicorn's 5 s, so that vLLM is seldom the one who closes."""
 MAX_ERROR_BYTES = 64 * 1024
 """Of the body of an error response this much is read."""
+WHOLE_BODY_BYTES = 256 * 1024
+"""A request's body above this (images, long contexts) is sent in pieces of this size, as fast as the server reads."""
 REDACTED = "[key]"
 MIN_SECRET_CHARS = 4
 """A shorter key ("x", for a server that asks for any) is no secret, and part of many words."""
@@ -126,7 +128,10 @@ class Channel:
 
     def _request(self, url: httpx.URL, body: bytes, headers: Mapping[str, str]) -> httpx.Request:
         merged = {**self._headers, **headers} if headers else self._headers
-        return httpx.Request("POST", url, headers=merged, content=body, extensions=self._extensions)
+        content: bytes | AsyncIterator[bytes] = body
+        if len(body) > WHOLE_BODY_BYTES:
+            merged, content = {**merged, "content-length": str(len(body))}, _in_pieces(body)
+        return httpx.Request("POST", url, headers=merged, content=content, extensions=self._extensions)
 
     async def _read(self, response: httpx.Response) -> bytes | None:
         """The body; None as soon as an answer is larger than allowed. Of an error's body the beginning is enough."""
@@ -244,6 +249,11 @@ async def close_iterator(pieces: AsyncIterator[bytes]) -> None:
     close = getattr(pieces, "aclose", None)
     if close is not None:
         await close()
+
+
+async def _in_pieces(body: bytes) -> AsyncIterator[bytes]:
+    for start in range(0, len(body), WHOLE_BODY_BYTES):
+        yield body[start : start + WHOLE_BODY_BYTES]
 
 
 def _session(verify: ssl.SSLContext, proxy: str | None) -> aiohttp.ClientSession:

@@ -31,9 +31,10 @@ from rollout_engine.errors import (
     ModelTimeout,
 )
 from rollout_engine.models import make_client
+from rollout_engine.models.http import WHOLE_BODY_BYTES
 from rollout_engine.models.seed import SEED_HEADER, parse_seed_header
 from rollout_engine.models.wire import completion_of, load_json, sampling_of
-from rollout_engine.types import Delta, Sampling, StopReason, ToolSpec, Usage
+from rollout_engine.types import Delta, Message, Sampling, StopReason, ToolSpec, Usage
 
 from .conftest import (
     KEY,
@@ -53,6 +54,17 @@ from .conftest import (
 )
 
 OVERFLOW_VLLM = "This model's maximum context length is 4096 tokens. However, you requested 5000 tokens."
+
+
+@pytest.mark.parametrize("characters", [WHOLE_BODY_BYTES, 3_000_000])
+async def test_a_large_request_arrives_whole_and_with_its_length(characters: int) -> None:
+    """Images and long contexts: also where warnings are errors, as they are here."""
+    messages: list[Message] = [{"role": "user", "content": "x" * characters}]
+    async with backend(answering(good)) as server, client(openai_spec(server.url), KEY) as model:
+        await ask(model, messages=messages)
+    assert server.bodies[0]["messages"] == messages
+    assert int(server.headers[0]["content-length"]) > characters
+    assert "transfer-encoding" not in server.headers[0]
 
 
 async def test_sends_what_was_asked_and_nothing_else() -> None:
