@@ -13,6 +13,7 @@ from rollout_engine.bound import BoundJudge
 from rollout_engine.disk import on_some_disk
 from rollout_engine.errors import (
     InfraError,
+    SandboxAway,
     SandboxError,
     SandboxOutOfMemory,
     SandboxStartError,
@@ -36,6 +37,9 @@ from rollout_engine.waiting import Cell
 
 VERIFY_TRIES = 3
 """Sandboxes that a verification is tried in where they fail under it."""
+AWAY_PAUSE_S = 5.0
+"""Before another try where the provider does not answer: a daemon's restart takes some seconds, and the agent's work is
+worth more than that."""
 
 
 @dataclass(eq=False, slots=True)
@@ -117,9 +121,12 @@ class Verification:
                 return await self._verdict_in(sandbox, trajectory)
             except SandboxOutOfMemory as error:
                 raise VerifierError(f"the verifier was out of memory: {error}") from error
-            except SandboxError:
+            except SandboxError as error:
                 if not tries_left:
                     raise
+                if isinstance(error, SandboxAway):
+                    self.at.wait("its sandbox provider to answer again")
+                    await asyncio.sleep(AWAY_PAUSE_S)
         raise AssertionError("unreachable: the last try returns or raises")
 
     def _handed_over(self) -> list[str]:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,15 @@ from aiohttp import web
 
 from rollout_engine.agents.base import AgentLimits, AgentModel, OnTurn
 from rollout_engine.config import ModelSpec
-from rollout_engine.errors import LimitReached, ModelRefused, SandboxDied, SandboxStartError, VerifierError
+from rollout_engine.errors import (
+    LimitReached,
+    ModelRefused,
+    SandboxAway,
+    SandboxDied,
+    SandboxError,
+    SandboxStartError,
+    VerifierError,
+)
 from rollout_engine.models.retry import MAX_REFUSALS
 from rollout_engine.models.server import ModelServer
 from rollout_engine.rollout import Rollout
@@ -630,6 +639,44 @@ async def test_a_file_that_cannot_be_put_in_place_is_a_setup_failure() -> None:
         record = await rig.run(in_local(files={"a": "file", "a/b": "below a file"}))
     row = storable(record)
     assert (row.status, row.failure_boundary, row.score) == ("failed", "setup", None)
+
+
+class Away(LocalProvider):
+    """A real provider that raises each of these faults in turn, once a task is prepared and its agent at work."""
+
+    def __init__(self, directory: Path, *faults: SandboxError) -> None:
+        super().__init__(directory)
+        self._faults = list(faults)
+        self.asked: list[float] = []
+
+    async def open(self, spec: SandboxSpec) -> Any:
+        self.asked.append(time.monotonic())
+        if len(self.asked) > 2 and self._faults:
+            raise self._faults.pop(0)
+        return await super().open(spec)
+
+
+AWAY, DIED = SandboxAway("its daemon is being restarted"), SandboxDied("the box is gone")
+IN_A_BOX = {"type": "script", "command": "grep -q 42 answer.txt", "isolation": "fresh"}
+
+
+async def test_a_verifier_waits_for_a_provider_that_is_away_and_the_agent_does_not_run_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollout_engine.verification.AWAY_PAUSE_S", 0.3)
+    provider = Away(tmp_path, AWAY, AWAY)
+    async with bench(make_config(sandbox="local", agent="tests.test_rollout:Typist"), provider=provider) as rig:
+        record = await rig.run(in_local(files={"given.txt": " apples"}, verifier={**IN_A_BOX}))
+    assert (record.status, record.score, record.num_turns) == ("completed", 1.0, 1), record.failure_message
+    assert [later - sooner >= 0.3 for sooner, later in pairwise(provider.asked[2:])] == [True, True]
+
+
+async def test_a_verifier_whose_sandboxes_keep_failing_leaves_no_score(tmp_path: Path) -> None:
+    provider = Away(tmp_path, DIED, DIED, DIED)
+    async with bench(make_config(sandbox="local", agent="tests.test_rollout:Typist"), provider=provider) as rig:
+        record = await rig.run(in_local(files={"given.txt": " apples"}, verifier={**IN_A_BOX}))
+    assert_failed(record, "sandbox", "SandboxDied", retryable=True)
+    assert len(provider.asked) == 5
 
 
 async def test_a_setup_that_does_not_end_is_ended_by_the_start_limit(tmp_path: Path) -> None:
