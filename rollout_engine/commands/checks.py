@@ -162,9 +162,9 @@ def _shared_memory() -> Iterator[Finding]:
 
 
 def docker() -> Iterator[Finding]:
-    from rollout_engine.sandboxes.docker.engine import address_of, probe
+    from rollout_engine.sandboxes.docker.engine import address_of, named_host, probe
 
-    where = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
+    where = named_host()
     try:
         address = address_of(where)
         probe(address)  # the SDK's own message hides the reason in three others

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import traceback
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import TypeVar
 
 from docker import APIClient
 from docker.errors import APIError, DockerException
-from docker.utils import kwargs_from_env, parse_host
+from docker.utils import parse_host
 from requests.exceptions import RequestException
 
 from rollout_engine.errors import InputError
@@ -24,13 +25,14 @@ CALL_TIMEOUT_S = 120
 """A daemon that does not answer one call for this long counts as failing."""
 _PROBE_S = 10.0
 DEFAULT_HOST = "unix:///var/run/docker.sock"
+_FIX = "use unix:// or tcp://; a daemon behind ssh or TLS: `ssh -L /tmp/docker.sock:/var/run/docker.sock HOST`"
 
 
 class Engine:
     """One daemon. `host` None takes DOCKER_HOST, then the usual socket. Whoever makes it calls `close`."""
 
     def __init__(self, host: str | None = None, threads: int = 32) -> None:
-        self.host: str = host or kwargs_from_env().get("base_url") or DEFAULT_HOST
+        self.host: str = host or named_host()
         self.address = address_of(self.host)
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="docker-api")
@@ -107,13 +109,23 @@ def _let_go(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
+def named_host() -> str:
+    """The daemon that the environment names, else the usual one."""
+    return os.environ.get("DOCKER_HOST") or DEFAULT_HOST
+
+
 def address_of(host: str) -> Address:
-    """Raises InputError for a scheme that is not served."""
-    scheme, _, rest = str(parse_host(host)).partition("://")
-    if scheme == "http+unix":
-        return Address(path="/" + rest.lstrip("/"))
-    if scheme in ("http", "tcp"):
+    """Raises InputError for what is no address, and for a daemon behind ssh or TLS: neither is served."""
+    try:
+        scheme, _, rest = str(parse_host(host)).partition("://")
+        if scheme == "http+unix":
+            return Address(path="/" + rest.lstrip("/"))
         name, _, port = rest.rstrip("/").rpartition(":")
-        return Address(host=name, port=int(port))
-    fix = "use unix:// or tcp://; a daemon behind ssh: `ssh -L /tmp/docker.sock:/var/run/docker.sock`"
-    raise InputError(f"scheme of {host!r} is not supported", where="DOCKER_HOST", fix=fix)
+        address = Address(host=name.strip("[]"), port=int(port))
+    except (DockerException, ValueError) as error:
+        raise InputError(f"{host!r} is no address of a daemon: {error}", where="DOCKER_HOST", fix=_FIX) from error
+    if scheme not in ("http", "tcp"):
+        raise InputError(f"scheme of {host!r} is not supported", where="DOCKER_HOST", fix=_FIX)
+    if os.environ.get("DOCKER_TLS_VERIFY"):
+        raise InputError(f"TLS to {host!r} is not supported", where="DOCKER_TLS_VERIFY", fix=_FIX)
+    return address

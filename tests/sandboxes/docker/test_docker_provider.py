@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from docker.errors import APIError
 
-from rollout_engine.errors import InputError, SandboxAway, SandboxDied, SandboxStartError, SandboxUnavailable
+from rollout_engine.errors import SandboxAway, SandboxDied, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes import PROVIDERS, Origin, make_provider
 from rollout_engine.sandboxes.base import Sandbox, SandboxSpec
 from rollout_engine.sandboxes.docker import (
@@ -285,8 +285,6 @@ async def test_no_daemon_at_all(tmp_path: Path) -> None:
     with pytest.raises(SandboxUnavailable, match="DOCKER_HOST"):
         await provider.open(SandboxSpec())
     await provider.close()
-    with pytest.raises(InputError, match="ssh"):
-        DockerProvider(engine_host="ssh://somewhere")
 
 
 async def test_networks_none_bridge_and_the_end_of_the_address_pools(daemon: Daemon) -> None:
