@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import fnmatch
 import hashlib
 import json
 import re
-import threading
-import time
 from array import array
 from collections.abc import (
     AsyncGenerator,
@@ -31,13 +28,13 @@ from pydantic import ValidationError
 
 from rollout_engine.agents import agent_needs_sandbox
 from rollout_engine.agents.tools import check_tools
+from rollout_engine.chunks import chunks_of
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import InputError
 from rollout_engine.problems import MAX_PROBLEMS, all_of, checked, problems_of
 from rollout_engine.qa import QaRows, task_rows
 from rollout_engine.specs import EnvironmentSpec, Task, task_body
 from rollout_engine.taskfile import Row, TaskRows
-from rollout_engine.threads import in_own_thread
 from rollout_engine.verifiers import check_verifier
 from rollout_engine.verifiers.base import judges_of
 from rollout_engine.verifiers.nesting import types_in
@@ -47,12 +44,6 @@ TaskSource: TypeAlias = (
 )  # a string is a path
 
 Rows: TypeAlias = TaskRows | QaRows
-
-CHUNK_TASKS = 256
-CHUNK_S = 0.02
-"""A task that its source has given waits at most about this long for more to come."""
-CLOSE_S = 5.0
-"""An abandoned source that blocks in its thread is waited for this long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,13 +185,13 @@ async def task_chunks(
 ) -> AsyncGenerator[list[Task], None]:
     """The tasks of a file or an iterable, some at a time; it may block, for it is read in a thread.
 
-    A task waits at most about CHUNK_S for others. `wanted`: which of them; None: all. It is asked in that thread.
-    Raises InputError at a wrong one, after those before it.
+    A task waits at most about `chunks.CHUNK_S` for others. `wanted`: which of them; None: all. It is asked in that
+    thread. Raises InputError at a wrong one, after those before it.
     """
     if isinstance(source, Task | Mapping | bytes):
         raise InputError("this is one task", "tasks", "give a list of tasks, an iterable, or the path of a file")
     items = read_tasks(source) if isinstance(source, str | Path) else iter(source)
-    async with aclosing(_chunks(_as_tasks(items, wanted))) as chunks:
+    async with aclosing(chunks_of(_as_tasks(items, wanted))) as chunks:
         async for chunk in chunks:
             if chunk:
                 yield chunk
@@ -331,53 +322,3 @@ def _nothing(rows: Rows, total: int, pattern: str | None) -> InputError:
 
 def _selection(pattern: str | None) -> Callable[[str], object]:
     return (lambda _: True) if pattern is None else re.compile(fnmatch.translate(pattern)).match
-
-
-async def _chunks(items: Generator[Task, None, None]) -> AsyncGenerator[list[Task], None]:
-    """What `items` gives, some at a time; also the tasks before one that is long in coming."""
-    loop, news = asyncio.get_running_loop(), asyncio.Event()
-    taken: list[Task] = []
-    lock = threading.Lock()
-
-    def pull() -> tuple[BaseException | None, bool]:
-        """Takes tasks until there are enough: (what was raised, whether that was the end)."""
-        end = time.monotonic() + CHUNK_S
-        try:
-            for item in items:
-                with lock:
-                    taken.append(item)
-                    count = len(taken)
-                if count == 1:
-                    loop.call_soon_threadsafe(news.set)
-                if count >= CHUNK_TASKS or time.monotonic() > end:
-                    return None, False
-        except BaseException as error:  # what came before it is handed out first
-            return error, True
-        return None, True
-
-    def hand_out() -> list[Task]:
-        with lock:
-            chunk = taken[:]
-            taken.clear()
-        return chunk
-
-    running: asyncio.Future[tuple[BaseException | None, bool]] | None = None
-    try:
-        error, over = None, False
-        while not over:
-            running = asyncio.ensure_future(in_own_thread(pull, "tasks"))
-            running.add_done_callback(lambda _: news.set())
-            while not running.done():
-                await news.wait()
-                news.clear()
-                await asyncio.wait({running}, timeout=CHUNK_S)
-                yield hand_out()
-            error, over = running.result()
-            yield hand_out()
-        if error is not None:
-            raise error
-    finally:
-        if running is not None:
-            await asyncio.wait({running}, timeout=CLOSE_S)
-        if running is None or running.done():
-            items.close()

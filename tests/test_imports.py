@@ -18,7 +18,7 @@ CORE, BINDING = "rollout_engine", "actors"
 
 FLOORS = [
     # The glossary, failures, and what knows nothing of ours.
-    "version types errors disk heldfolder threads loopthread waiting hooks bucket",
+    "version types errors disk heldfolder threads chunks loopthread waiting hooks bucket",
     # What a user writes, what crosses the wire, what is stored, and pure decisions about it.
     "config specs schema exchange hostplan plugins problems toml options modelflags machine events stream hostclock "
     "watch metrics vitals pulse prometheus loglines logfile logs rolloutline status",
