@@ -1,11 +1,4 @@
-"""The `local` sandbox: commands as ordinary processes in a temporary directory. This is no isolation.
-
-A command runs as the engine's own user, reads and writes whatever that user may, reaches the network, and no
-limit of memory, processes or disk is held. It is for tasks whose code you trust, and for tests. What it does
-give: a directory of its own, an environment without the host's secrets, and that nothing is left behind.
-The environment is PATH, HOME, LANG, TMPDIR, the spec's own, and a mark by which processes are found again;
-one that drops its environment *and* leaves its session outlives the sandbox.
-"""
+"""A directory, and the processes that are started in it as the engine's own user."""
 
 from __future__ import annotations
 
@@ -15,16 +8,12 @@ import os
 import posixpath
 import pwd
 import socket
-import subprocess
-import tempfile
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from rollout_engine.disk import ELSEWHERE, full, is_full, on_disk
+from rollout_engine.disk import ELSEWHERE, on_disk
 from rollout_engine.errors import ExecTimeout, SandboxDied, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes import files
 from rollout_engine.sandboxes.base import (
@@ -34,12 +23,9 @@ from rollout_engine.sandboxes.base import (
     SNAPSHOT,
     JobStatus,
     Listener,
-    Recipe,
     SandboxSpec,
 )
-from rollout_engine.sandboxes.locallayer import Layer
 from rollout_engine.sandboxes.paired_stream import PairedStream, open_stream
-from rollout_engine.sandboxes.preparing import Together, carry_out, recipe_name
 from rollout_engine.sandboxes.process import Program, kill_marked
 from rollout_engine.types import ExecResult
 
@@ -50,125 +36,7 @@ MARK = "ROLLOUT_SANDBOX"
 CLOSE_S = 20.0
 """Closing waits this long for file work that still runs; the removal itself goes on in its thread."""
 
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-_JANITOR = r"""
-read _
-round=0
-while [ $round -lt 50 ]; do
-  found=$(grep -alzs "^$1=$2\." /proc/[0-9]*/environ)
-  [ -n "$found" ] || break
-  for file in $found; do pid=${file#/proc/}; kill -9 "${pid%/environ}" 2>/dev/null; done
-  round=$((round + 1))
-done
-rm -rf -- "$3"
-"""
-"""Waits for the end of its standard input, that is of its provider or the whole host, and cleans up."""
-
-
-class LocalProvider:
-    """Makes local sandboxes below one temporary directory, which goes with them, also after a SIGKILL."""
-
-    def __init__(self, directory: str | Path | None = None) -> None:
-        """`directory`: where the temporary directory is made; None: the system's own place."""
-        self._parent = directory
-        self._id = uuid.uuid4().hex
-        self._home: Path | None = None
-        self._janitor: subprocess.Popen[bytes] | None = None
-        self._sandboxes: set[LocalSandbox] = set()
-        self._layers: dict[str, Layer] = {}
-        self._prepared: dict[str, str] = {}
-        self._making = Together()
-        self._count = 0
-
-    @property
-    def name(self) -> str:
-        return "local"
-
-    async def open(self, spec: SandboxSpec) -> LocalSandbox:
-        """A fresh directory. Refuses what this backend cannot give: images, other users, held limits."""
-        self._refuse(spec)
-        layers = [self._layer(name) for name in spec.layers]
-        try:
-            root = self._place("sandbox")
-            for folder in ("work", "tmp"):
-                (root / folder).mkdir(parents=True)
-            for layer in layers:
-                await asyncio.to_thread(layer.put_into, root / "work")
-        except OSError as error:
-            if is_full(error):
-                raise full(error, self._parent or tempfile.gettempdir(), ELSEWHERE) from error
-            raise SandboxStartError(f"cannot make a directory for a local sandbox: {error}") from error
-        sandbox = LocalSandbox(self, spec, root, f"{self._id}.{root.name}", self._sandboxes.discard)
-        self._sandboxes.add(sandbox)
-        return sandbox
-
-    async def prepare(self, spec: SandboxSpec, recipe: Recipe) -> SandboxSpec:
-        name = recipe_name(spec, recipe)
-        if self._prepared.get(name) not in self._layers:
-            self._prepared[name] = await self._making.make(name, lambda: self._carry_out(spec, recipe))
-        return replace(spec, layers=(*spec.layers, self._prepared[name]))
-
-    async def _carry_out(self, spec: SandboxSpec, recipe: Recipe) -> str:
-        sandbox = await self.open(spec)
-        try:
-            await carry_out(recipe, sandbox)
-            return await sandbox.export([EVERYTHING])
-        finally:
-            await sandbox.close()
-
-    async def release(self, layer: str) -> None:
-        held = self._layers.pop(layer, None)
-        if held is not None:
-            await asyncio.to_thread(files.remove, held.directory)
-
-    async def keep(self, work: Path, paths: Sequence[str], max_bytes: int) -> str:
-        """For `LocalSandbox.export`: copies what is at these paths below `work` into a layer of its own."""
-        layer = Layer(self._place("layer"), tuple(paths))
-        with on_disk(layer.directory, ELSEWHERE):
-            await asyncio.to_thread(layer.take_from, work, max_bytes)
-        self._layers[layer.directory.name] = layer
-        return layer.directory.name
-
-    def _layer(self, name: str) -> Layer:
-        if name not in self._layers:
-            raise SandboxStartError(f"layer {name} is gone: it was released")
-        return self._layers[name]
-
-    def _place(self, what: str) -> Path:
-        self._count += 1
-        return self._start() / f"{what}-{self._count}"
-
-    async def close(self) -> None:
-        await asyncio.gather(*(sandbox.close() for sandbox in list(self._sandboxes)))
-        janitor, self._janitor, self._home = self._janitor, None, None
-        if janitor is not None:
-            await asyncio.to_thread(_dismiss, janitor)
-
-    def _refuse(self, spec: SandboxSpec) -> None:
-        wanted = [what for what in ("image", "directory", "tar") if getattr(spec, what)]
-        if wanted:
-            raise SandboxUnavailable(f"the local sandbox has no {wanted[0]}: it runs on the host's own files")
-        if spec.mounts:
-            raise SandboxUnavailable("the local sandbox mounts nothing: its programs are the host's own")
-        if spec.require_limits:
-            raise SandboxUnavailable("the local sandbox holds no limits, and the task requires them")
-        _check_user(spec.user)
-
-    def _start(self) -> Path:
-        if self._home is None:
-            home = Path(tempfile.mkdtemp(prefix="rollout-local-", dir=self._parent))
-            self._janitor = subprocess.Popen(
-                ["/bin/sh", "-c", _JANITOR, "janitor", MARK, self._id, str(home)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                cwd="/",
-                env={"PATH": _DEFAULT_PATH},
-                start_new_session=True,
-            )
-            self._home = home
-        return self._home
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class LocalSandbox:
@@ -176,18 +44,19 @@ class LocalSandbox:
 
     def __init__(
         self,
-        provider: LocalProvider,
         spec: SandboxSpec,
         root: Path,
         mark: str,
+        keep: Callable[[Path, Sequence[str], int], Awaitable[str]],
         on_close: Callable[[LocalSandbox], None],
     ) -> None:
-        self._provider = provider
-        self._spec, self._root, self._mark, self._on_close = spec, root, mark, on_close
+        """`keep` makes a layer of these paths below a directory, of so many bytes at most."""
+        self._spec, self._root, self._mark = spec, root, mark
+        self._keep, self._on_close = keep, on_close
         self._work = str(root / "work")
         self._workdir = posixpath.normpath(spec.workdir)
         self._env = {
-            "PATH": os.environ.get("PATH", _DEFAULT_PATH),
+            "PATH": os.environ.get("PATH", DEFAULT_PATH),
             "HOME": self._work,
             "LANG": os.environ.get("LANG", "C.UTF-8"),
             "TMPDIR": str(root / "tmp"),
@@ -301,7 +170,7 @@ class LocalSandbox:
     async def export(self, paths: Sequence[str]) -> str:
         await self.quiesce()
         wanted = ["."] if {EVERYTHING, SNAPSHOT} & set(paths) else [self._below(path) for path in paths]
-        layer = await self._provider.keep(Path(self._work), wanted, self._spec.disk_bytes)
+        layer = await self._keep(Path(self._work), wanted, self._spec.disk_bytes)
         await self.close()
         return layer
 
@@ -372,7 +241,7 @@ class LocalSandbox:
     ) -> Program | ExecResult:
         """The started program, or what a shell would say where it cannot be started."""
         self._alive()
-        _check_user(user)
+        check_user(user)
         if not argv:
             raise ValueError("a command needs at least its program")
         self._used = True
@@ -428,14 +297,6 @@ def _not_started(program: str, error: OSError | ValueError) -> ExecResult:
     return ExecResult(127 if missing else 126, stderr=f"{program}: {reason}\n".encode())
 
 
-def _check_user(user: str | None) -> None:
+def check_user(user: str | None) -> None:
     if user is not None and user not in (str(os.geteuid()), pwd.getpwuid(os.geteuid()).pw_name):
         raise SandboxUnavailable(f"the local sandbox cannot run commands as {user!r}, only as its own user")
-
-
-def _dismiss(janitor: subprocess.Popen[bytes]) -> None:
-    try:
-        janitor.communicate(timeout=CLOSE_S)
-    except subprocess.TimeoutExpired:
-        janitor.kill()
-        janitor.communicate()
