@@ -12,7 +12,6 @@ import pty
 import signal
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,9 +55,9 @@ def all_others_wait(found: dict[str, Any]) -> bool:
     """Three for their answer, and three for a permit: from "agent" to there is a step."""
     if not all_good_are_done(found):
         return False
-    waits = Counter(each["waits_for"] for each in found["status"]["slowest"])
+    waits = {each["waits_for"] for each in found["status"]["slowest"]}
     (weak,) = (model for model in found["status"]["models"] if model["name"] == "weak")
-    return (weak["in_flight"], weak["waiting"]) == (3, 3) and waits.total() == 6 and "its agent" not in waits
+    return (weak["in_flight"], weak["waiting"]) == (3, 3) and "its agent" not in waits
 
 
 def test_a_live_run_is_seen_from_another_process_and_goes_on(running: Running, tmp_path: Path) -> None:

@@ -58,22 +58,37 @@ async def test_three_hosts_together_keep_to_a_servers_limit_and_use_it(
     assert pc.sum(tables.turns["model_s"]).as_py() > 0.5 * limit * took.total_seconds()
 
 
+async def means(server: ServerProcess, found: list[float]) -> None:
+    """How many calls the server had at once in one second after the other: the mean, and not more than it was."""
+    before, asked = server.stats()["in_flight_s"], time.monotonic()
+    while True:
+        await asyncio.sleep(1)
+        next_asked = time.monotonic()
+        now = server.stats()["in_flight_s"]
+        found.append((now - before) / (time.monotonic() - asked))
+        before, asked = now, next_asked
+
+
 async def test_the_limit_holds_while_hosts_are_killed(
     shared_ray: SharedRay, server: ServerProcess, tmp_path: Path
 ) -> None:
     limit = 8
     async with asyncio.timeout(180), RolloutEngine(config=config_of(server, 2, max_concurrency=limit)) as engine:
-        hosts = shared_ray.host_pids()
+        hosts, at_once = shared_ray.host_pids(), list[float]()
+        watching = asyncio.create_task(means(server, at_once))
         run = asyncio.create_task(engine.finish(make_tasks(TASKS)))
         for number, host in enumerate(hosts, 1):
             await until(lambda so_far=60 * number: engine.progress.done >= so_far, "the run goes on")
             kill_process(host)
         await run
+        watching.cancel()
         await engine.close()
         rollouts = engine.tables().rollouts
     assert set(rollouts["score"].to_pylist()) == {1.0}
     assert rollouts.num_rows == 4 * TASKS
-    assert server.stats()["max_in_flight"] == limit
+    # For a server that is held up, a killed host's calls may end a moment after those have begun that take their place.
+    assert max(at_once) < limit + 0.5, at_once
+    assert limit <= server.stats()["max_in_flight"] <= limit + limit / len(hosts)
 
 
 async def test_a_rate_holds_over_all_hosts_and_is_used(
