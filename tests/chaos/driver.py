@@ -55,7 +55,7 @@ class DriverProcess:
     def check(self) -> None:
         """Raises where it has ended by itself, and not well."""
         if self.ended and not self.finished:
-            self._reader.join(10)
+            self._reader.join(60)
             if not self.finished:
                 raise AssertionError(f"the driver ended with {self._child.returncode}: {self._tail()}")
 
@@ -64,14 +64,14 @@ class DriverProcess:
 
     def wait(self, seconds: float) -> None:
         self._child.wait(seconds)
-        self._reader.join(10)
+        self._reader.join(60)
         self.check()
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
-        self._child.wait(10)
-        self._reader.join(10)
+        self._child.wait(60)
+        self._reader.join(60)
 
     def end(self) -> None:
         self.kill()

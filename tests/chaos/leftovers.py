@@ -14,7 +14,7 @@ from rollout_engine.sandboxes.namespace import reaper
 from tests.chaos.daemon import Daemon
 from tests.ray.rays import POLL_S, alive, command, processes
 
-LEFT_S = 30.0
+LEFT_S = 60.0
 """Seconds after a run's end until nothing of it is left."""
 OTHERS = re.compile(
     r"/(raylet|gcs_server) |/ray/(core/src|dashboard|autoscaler|_private)/|^ray::(IDLE|DashboardAgent|RuntimeEnvAgent)|"

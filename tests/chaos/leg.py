@@ -18,7 +18,7 @@ from tests.chaos.driver import DriverProcess
 from tests.chaos.plan import Kind, Strike
 from tests.chaos.work import config_of, serve
 from tests.nodes.three import ThreeNodes, host_pids, kill_raylet
-from tests.ray.rays import POLL_S, alive
+from tests.ray.rays import POLL_S, alive, free_port
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class Field:
     port: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.server = serve(self.tasks)
+        self.server = serve(self.tasks, free_port())  # nobody else is given it while no server is there
         self.port = int(self.server.url.rpartition(":")[2].partition("/")[0])
 
     def serve_again(self) -> None:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LIMIT_S = 60.0
+LIMIT_S = 180.0
 """No command of these tests takes longer; a Ray that starts on a busy machine has its own limit."""
+LEFT_S = 10.0
+"""What a command has told to end is gone by then."""
 FAST = ("--ray", "off")
 COMMAND = (sys.executable, "-W", "error", "-m", "rollout_engine")
 
@@ -117,8 +119,14 @@ class Running:
         for reader in self._readers:
             reader.join()
 
-    def processes_left(self) -> list[str]:
-        """What is still there of everything that the command has started."""
+    def processes_left(self, limit_s: float = LEFT_S) -> list[str]:
+        """What is still there, after so long, of everything that the command has started."""
+        ends = time.monotonic() + limit_s
+        while (left := self._processes()) and time.monotonic() < ends:
+            time.sleep(0.05)
+        return left
+
+    def _processes(self) -> list[str]:
         listed = subprocess.run(["ps", "-eo", "sid=,stat=,cmd="], capture_output=True, text=True, check=True).stdout
         rows = (line.split(None, 2) for line in listed.splitlines())
         return [cmd for sid, stat, cmd in rows if int(sid) == self._process.pid and not stat.startswith("Z")]

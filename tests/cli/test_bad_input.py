@@ -125,7 +125,7 @@ def test_a_path_that_is_no_run_is_refused(command: str, inside: Inside) -> None:
 
 def test_a_second_driver_on_a_live_run_is_refused(tmp_path: Path) -> None:
     write_tasks(tmp_path / "tasks.jsonl", 2)
-    slow = ("-m", "a=scripted:latency_ms=20000")
+    slow = ("-m", "a=scripted:latency_ms=600000")
     with Running("run", "tasks.jsonl", *slow, "-o", "a", *FAST, cwd=tmp_path) as first:
         first.wait_for("running")
         refused(rollout("resume", "a", "-q", cwd=tmp_path), "a driver works on this run", str(first.pid))

@@ -23,6 +23,8 @@ from tests.cli.rollout import COMMAND, FAST, LIMIT_S, Done, Running, environment
 
 TASKS, K = 6, 2
 ROWS = TASKS * K
+FOR_EVER = 600_000
+"""Milliseconds that a model takes whose run is not to end by itself."""
 QUICK_TABLES = "[store]\nlive_tables_s = 1\nheartbeat_s = 0.5\n"
 
 
@@ -69,7 +71,7 @@ def test_the_driver_goes_on_when_the_terminal_closes_and_its_log_is_in_the_run(f
     write_tasks(folder / "tasks.jsonl", TASKS)
     (folder / "c.toml").write_text(QUICK_TABLES)
     terminal, slave = pty.openpty()
-    command = [*COMMAND, "run", "tasks.jsonl", *models(1000), "--slots", "3", "-o", "a", "--detach"]
+    command = [*COMMAND, "run", "tasks.jsonl", *models(4000), "--slots", "3", "-o", "a", "--detach"]
     with subprocess.Popen(
         command, cwd=folder, env=environment(), stdin=slave, stdout=slave, stderr=slave, start_new_session=True
     ) as shell:
@@ -105,7 +107,7 @@ def test_bad_input_is_told_where_the_command_was_typed(folder: Path) -> None:
 
 
 def test_attach_shows_it_until_its_end_and_ctrl_c_lets_it_go_on(folder: Path) -> None:
-    told = detached(folder, 5000)
+    told = detached(folder, 8000)
     with Running("attach", "a", cwd=folder) as watching:
         watching.wait_for("running since")
         watching.interrupt()
@@ -130,7 +132,7 @@ def cancelled(folder: Path) -> tuple[Done, dict[str, int]]:
 
 
 def test_cancel_gives_every_planned_rollout_its_row_and_leaves_no_process(folder: Path) -> None:
-    told = detached(folder, 30_000)
+    told = detached(folder, FOR_EVER)
     done, counts = cancelled(folder)
     assert done.code == 0, done.err
     assert counts == {"cancelled": ROWS}
@@ -143,7 +145,7 @@ def test_cancel_gives_every_planned_rollout_its_row_and_leaves_no_process(folder
 
 
 def test_what_was_cancelled_can_be_resumed_and_an_old_request_does_not_end_it_again(folder: Path) -> None:
-    detached(folder, 30_000)
+    detached(folder, FOR_EVER)
     cancelled(folder)
     with Running("resume", "a", "--failed", cwd=folder) as running:
         running.wait_for("3 running")
@@ -153,7 +155,7 @@ def test_what_was_cancelled_can_be_resumed_and_an_old_request_does_not_end_it_ag
 
 
 def test_cancel_of_a_run_whose_driver_was_killed_says_so_and_ends_it(folder: Path) -> None:
-    told = detached(folder, 30_000, extra=("-m", "quick=scripted:skill=1"))
+    told = detached(folder, FOR_EVER, extra=("-m", "quick=scripted:skill=1"))
     until(lambda: len(open_run(folder / "a").rollouts(["status"])) > 0, "a row, and with it the plan, is on the disk")
     os.kill(int(told["pid"]), signal.SIGKILL)
     until(lambda: gone(int(told["pid"])), "it is dead")
@@ -167,7 +169,7 @@ def test_cancel_of_a_run_whose_driver_was_killed_says_so_and_ends_it(folder: Pat
 
 
 def test_cancel_does_not_wait_for_ever(folder: Path) -> None:
-    told = detached(folder, 30_000)
+    told = detached(folder, FOR_EVER)
     os.kill(int(told["pid"]), signal.SIGSTOP)
     try:
         done = rollout("cancel", "a", "--wait", "1", cwd=folder)

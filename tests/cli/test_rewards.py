@@ -72,7 +72,7 @@ def test_a_long_table_is_cut_and_says_so(inside: Inside) -> None:
 
 def test_a_run_that_goes_on_shows_what_it_has(inside: Inside) -> None:
     write_tasks(inside.folder / "tasks.jsonl", 4)
-    slow = ("-m", "a=scripted:skill=1", "-m", "b=scripted:latency_ms=30000", "-k", "2")
+    slow = ("-m", "a=scripted:skill=1", "-m", "b=scripted:latency_ms=600000", "-k", "2")
     with Running("run", "tasks.jsonl", *slow, "-o", "a", *FAST, cwd=inside.folder) as running:
         running.wait_for("8/16 done")
         done = inside("rewards", "a")

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from tests.cli.conftest import MODELS
 from tests.cli.inside import Inside
-from tests.cli.rollout import COMMAND, FAST, Done, environment, write_tasks
+from tests.cli.rollout import COMMAND, FAST, LIMIT_S, Done, environment, write_tasks
 
 
 def test_a_run_ends_with_tables_and_says_what_to_do_next(finished: tuple[Path, Done]) -> None:
@@ -128,7 +128,7 @@ def test_a_spent_budget_is_told_and_gives_exit_code_1(inside: Inside) -> None:
 def test_on_a_terminal_the_progress_is_a_block_that_goes_away(tmp_path: Path) -> None:
     write_tasks(tmp_path / "tasks.jsonl", 3)
     ours, theirs = pty.openpty()
-    argv = [*COMMAND, "run", "tasks.jsonl", "-m", "a=scripted:latency_ms=1300", "-o", "a", *FAST]
+    argv = [*COMMAND, "run", "tasks.jsonl", "-m", "a=scripted:latency_ms=4000", "-o", "a", *FAST]
     child = subprocess.Popen(argv, cwd=tmp_path, env=environment(), stderr=theirs, stdout=subprocess.DEVNULL)
     os.close(theirs)
     seen = b""
@@ -138,7 +138,7 @@ def test_on_a_terminal_the_progress_is_a_block_that_goes_away(tmp_path: Path) ->
     except OSError:  # how a terminal says that its last writer is gone
         pass
     os.close(ours)
-    assert child.wait(30) == 0
+    assert child.wait(LIMIT_S) == 0
     assert "━".encode() in seen
     assert b"3 running" in seen
     assert b"\x1b[2K" in seen
@@ -146,11 +146,11 @@ def test_on_a_terminal_the_progress_is_a_block_that_goes_away(tmp_path: Path) ->
 
 def test_a_run_that_is_stuck_says_by_what_and_where_its_state_is(inside: Inside) -> None:
     write_tasks(inside.folder / "tasks.jsonl", 2)
-    (inside.folder / "stuck.toml").write_text("no_progress_s = 1.0\n")
+    (inside.folder / "stuck.toml").write_text("no_progress_s = 4.0\n")
     slow = ("-m", "m=scripted:latency_ms=900000", "--config", "stuck.toml")
     done = inside("run", "tasks.jsonl", *slow, "-o", "a", *FAST)
     assert done.code == 1
-    assert "nothing has gone forward for 1 s (no_progress_s); the whole state is in" in done.err
+    assert "nothing has gone forward for 4 s (no_progress_s); the whole state is in" in done.err
     assert "agent, waits for call 1 to model m" in done.err
     assert "Traceback" not in done.err
     assert "m/0/sum-0: agent" in (inside.folder / "a" / "stuck-1.txt").read_text()

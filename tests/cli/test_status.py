@@ -51,8 +51,17 @@ def all_good_are_done(found: dict[str, Any]) -> bool:
     return status is not None and status["progress"]["done"] == 6 and status["phases"].get("agent") == 6
 
 
+def all_others_wait(found: dict[str, Any]) -> bool:
+    """Three for their answer, and three for a permit: from "agent" to there is a step."""
+    if not all_good_are_done(found):
+        return False
+    waits = {each["waits_for"] for each in found["status"]["slowest"]}
+    (weak,) = (model for model in found["status"]["models"] if model["name"] == "weak")
+    return (weak["in_flight"], weak["waiting"]) == (3, 3) and "its agent" not in waits
+
+
 def test_a_live_run_is_seen_from_another_process_and_goes_on(running: Running, tmp_path: Path) -> None:
-    found = until(tmp_path, all_good_are_done)
+    found = until(tmp_path, all_others_wait)
     assert (found["state"], found["driver"]["pid"], found["driver"]["alive"]) == ("running", running.pid, True)
     status = found["status"]
     assert (status["progress"]["total"], status["progress"]["valid"]) == (12, 6)

@@ -13,8 +13,9 @@ from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Task
 from rollout_engine.types import StopReason
 
-BLOCK_S = 60.0
+BLOCK_S = 100.0
 POLL_S = 0.05
+PACE_S = 0.3
 
 
 def attempt(on_turn: OnTurn) -> int:
@@ -60,6 +61,20 @@ class Waits(SingleTurn):
             (self._folder / f"{task.task_id}-{attempt(on_turn)}-{os.getpid()}").touch()
             while not (self._folder / "gate").exists():
                 await asyncio.sleep(POLL_S)
+        return await super().run(task, model, sandbox, limits, on_turn)
+
+
+class Paces(SingleTurn):
+    """Takes PACE_S until the gate is there, and no time from then on."""
+
+    def __init__(self, folder: str) -> None:
+        self._gate = Path(folder) / "gate"
+
+    async def run(
+        self, task: Task, model: AgentModel, sandbox: Sandbox | None, limits: AgentLimits, on_turn: OnTurn
+    ) -> StopReason:
+        if not self._gate.exists():
+            await asyncio.sleep(PACE_S)
         return await super().run(task, model, sandbox, limits, on_turn)
 
 

@@ -21,9 +21,9 @@ HEALTH = {
     "RAY_health_check_initial_delay_ms": "0",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_failure_threshold": "5",
 }
-HEALTH_S = 0.5 + 3 * (0.5 + 1.0)
+HEALTH_S = 0.5 + 5 * (0.5 + 1.0)
 """By then the head has given up a node that does not answer."""
 NODES = 3
 PORT = 6399
@@ -92,7 +92,7 @@ class Nodes:
                         self._network.inside(number, *argv), env=self.environment, stdout=log, stderr=log, cwd=ROOT
                     )
                 )
-            blocking_until(lambda number=number: self._started(number), f"node {number} has started", 90)
+            blocking_until(lambda number=number: self._started(number), f"node {number} has started", 180)
 
     def _started(self, number: int) -> bool:
         log = (self._folder / f"log-{number}").read_text()
@@ -111,7 +111,7 @@ class Nodes:
                 os.kill(pid, signal.SIGKILL)
         for process in self.processes:
             process.wait()
-        blocking_until(lambda: not alive(below), "the nodes have ended", 30)
+        blocking_until(lambda: not alive(below), "the nodes have ended")
 
 
 @contextlib.contextmanager

@@ -6,10 +6,12 @@ One test: .venv/bin/pytest tests/nodes/test_loss.py -k raylet
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import tempfile
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -22,6 +24,7 @@ from rollout_engine import RolloutEngine
 from rollout_engine.config import HostSpec, RunConfig
 from rollout_engine.events import Event
 from tests.helpers import make_config, make_tasks, scripted
+from tests.nodes.agents import BLOCK_S
 from tests.nodes.three import ThreeNodes, host_pids, kill_raylet
 from tests.ray.rays import alive, command, descendants, kill_process, until
 from tests.ray.rows import essence, undisturbed
@@ -29,7 +32,7 @@ from tests.ray.rows import essence, undisturbed
 pytestmark = pytest.mark.ray
 
 TASKS, K, SLOTS = 60, 4, 20
-RECOVERY_S = 15.0
+RECOVERY_S = 45.0
 """From the error reaching the driver until every lost rollout runs again."""
 
 
@@ -65,7 +68,7 @@ class Watched:
 async def running(config: RunConfig, run_dir: Path, tasks: int = TASKS, **fields: Any) -> AsyncIterator[Watched]:
     """At the end the run is finished, its rows are those of an undisturbed one, and nothing of it is left."""
     folders, mounts = ours_in_tmp(), box_mounts()
-    async with asyncio.timeout(150), RolloutEngine(config=config, run_dir=run_dir) as engine:
+    async with asyncio.timeout(400), RolloutEngine(config=config, run_dir=run_dir) as engine:
         assert engine.progress.hosts == 3
         below = {pid for host in host_pids().values() for pid in (host, *descendants(host))}
         watched = Watched(engine, asyncio.create_task(engine.finish(make_tasks(tasks, **fields))))
@@ -83,14 +86,13 @@ async def running(config: RunConfig, run_dir: Path, tasks: int = TASKS, **fields
 
     def nothing_left() -> bool:
         left[:] = [*host_pids().items(), *((pid, command(pid)) for pid in hosts_among(below))]
+        left.extend([*(ours_in_tmp() - folders), *(box_mounts() - mounts)])
         return not left
 
     try:
-        await until(nothing_left, "no host and nothing below one is left")
+        await until(nothing_left, "no host and nothing below one is left, no folder and no mount")
     except AssertionError as error:
         raise AssertionError(left) from error
-    assert ours_in_tmp() <= folders
-    assert box_mounts() <= mounts
     written = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
     assert [event["kind"] for event in written] == [event.kind for event in engine.progress.events]
     for event in written:
@@ -145,7 +147,7 @@ async def test_a_killed_raylet_costs_seconds_and_no_row(three: ThreeNodes, tmp_p
 
 async def test_a_killed_host_is_started_again_on_its_node(three: ThreeNodes, tmp_path: Path) -> None:
     node = three.others[0].node_id
-    async with running(config_of(), tmp_path / "run") as watched:
+    async with running(config_of(), tmp_path / "run", 4 * TASKS) as watched:  # not over before there is another one
         await watched.done(100)
         kill_process(watched.hosts[node])
         lost = await watched.event("host_lost")
@@ -168,7 +170,7 @@ async def test_boxes_end_with_the_host_or_the_raylet_that_is_killed(
         below = await until(lambda: boxes(host), "a box runs")
         kill_process(host) if what == "host" else kill_raylet(node)
         lost = await watched.event("host_lost")
-        await until(lambda: not alive([host, *below]), f"what {len(below)} boxes held is gone", 15)
+        await until(lambda: not alive([host, *below]), f"what {len(below)} boxes held is gone")
     assert lost.node == node.node_id
     assert {row["sandbox"] for row in await rows_of(tmp_path / "run")} == {"namespace"}
 
@@ -188,7 +190,7 @@ async def test_a_stopped_host_is_given_up_and_ends_when_it_wakes(
     three: ThreeNodes, tmp_path: Path, impatient: None
 ) -> None:
     """SIGSTOP: the process is there and says nothing. What it did is done elsewhere, and it does not come back."""
-    lease_s, node = 3.0, three.others[0].node_id
+    lease_s, node = 5.0, three.others[0].node_id
     async with running(config_of(host={"lease_s": lease_s}), tmp_path / "run") as watched:
         await watched.done(100)
         host = watched.hosts[node]
@@ -197,9 +199,9 @@ async def test_a_stopped_host_is_given_up_and_ends_when_it_wakes(
         await watched.event("host_lost")
         print(f"given up after {asyncio.get_running_loop().time() - at:.1f} s with a lease of {lease_s:g} s")
         await watched.event("recovered")
-        if alive([host]):
+        with contextlib.suppress(ProcessLookupError):
             os.kill(host, signal.SIGCONT)
-        await until(lambda: not alive([host]), "it has ended", 15)
+        await until(lambda: not alive([host]), "it has ended")
 
 
 async def test_a_host_whose_loop_is_blocked_is_given_up_although_it_still_answers_a_nudge(
@@ -209,15 +211,15 @@ async def test_a_host_whose_loop_is_blocked_is_given_up_although_it_still_answer
 
     marker = tmp_path / "blocked"
     agent = {"agent": "tests.nodes.agents:BlocksOnce", "agent_options": {"marker": str(marker)}}
-    async with running(config_of(host={"lease_s": 3.0}, **agent), tmp_path / "run") as watched:
+    async with running(config_of(host={"lease_s": 10.0}, **agent), tmp_path / "run") as watched:
         await until(marker.exists, "a rollout blocks its host")
         pid, node = (int(number) if number.isdigit() else number for number in marker.read_text().split())
         peers = watched.engine._run.driver.board.peers.values()
         (handle,) = (peer.handle for peer in peers if peer.handle.node_id == node)
-        await asyncio.to_thread(ray.get, handle._actor.nudge.remote(), timeout=5)  # type: ignore[attr-defined]
-        lost = await watched.event("host_lost")
-        assert lost.node == node
-        await until(lambda: not alive([int(pid)]), "it has ended", 15)
+        await asyncio.to_thread(ray.get, handle._actor.nudge.remote(), timeout=30)  # type: ignore[attr-defined]
+        await until(lambda: node in [lost.node for lost in watched.events("host_lost")], "it is given up", BLOCK_S)
+        await until(lambda: not alive([int(pid)]), "it has ended", 20)
+        assert time.time() - marker.stat().st_mtime < BLOCK_S, "it was blocked to its end"
 
 
 def ending(kinds: tuple[str, ...]) -> Iterator[Any]:
@@ -228,7 +230,7 @@ def ending(kinds: tuple[str, ...]) -> Iterator[Any]:
 async def test_exits_that_are_raised_cost_no_host(three: ThreeNodes, tmp_path: Path) -> None:
     config = config_of(agent="tests.ray.endings:Agent", retry={"backoff_s": 0.0})
     tasks = list(ending(("SystemExit", "KeyboardInterrupt")))
-    async with asyncio.timeout(100), RolloutEngine(config=config, run_dir=tmp_path / "run") as engine:
+    async with asyncio.timeout(300), RolloutEngine(config=config, run_dir=tmp_path / "run") as engine:
         await engine.finish(tasks)
         await engine.close()
         rollouts = engine.tables().rollouts

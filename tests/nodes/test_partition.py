@@ -25,7 +25,7 @@ from tests.ray.rows import essence_of, undisturbed
 pytestmark = [pytest.mark.ray, pytest.mark.root]
 
 LEASE_S = 8.0
-GRACE_S = 5.0
+GRACE_S = 20.0
 """What a loaded machine may add to each limit."""
 TASKS, K, SLOTS = 60, 10, 10
 """600 rollouts of 1.2 s, 30 at once: 24 s."""
@@ -72,26 +72,27 @@ def test_a_partition_longer_than_the_lease_costs_time_and_doubles_only_what_was_
             text=True,
         )
         try:
-            blocking_until(lambda: len(trail(trails)) >= 90 or driver.poll() is not None, "rollouts run", 90)
+            blocking_until(lambda: len(trail(trails)) >= 90 or driver.poll() is not None, "rollouts run", 180)
             (zombie,) = nodes.hosts_on(2)
+            behind_it = (trails / f"trail-{zombie}").read_text().split()[1]  # the node's id
             network.cut(2)
             cut_at = time.time()
-            blocking_until(lambda: not alive([zombie]), "the host behind the partition ends", LEASE_S + 3 * GRACE_S)
+            blocking_until(lambda: not alive([zombie]), "the host behind the partition ends", LEASE_S + 2 * GRACE_S)
             gone_after = time.time() - cut_at
             network.heal(2)
-            output, _ = driver.communicate(timeout=120)
+            output, _ = driver.communicate(timeout=240)
         finally:
             driver.kill()
             driver.wait()
         assert driver.returncode == 0, output
         hosts = [pid for number in range(3) for pid in nodes.hosts_on(number)]
-        blocking_until(lambda: not alive(hosts), "no host is left", 15)
+        blocking_until(lambda: not alive(hosts), "no host is left")
     calm = config.model_copy(update={"host": HostSpec(slots=TASKS * K)})  # all at once: it takes a second
     assert essence_of(run_dir) == asyncio.run(undisturbed(calm, TASKS))
     events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    # The first: on a machine that is very busy, another host may miss its lease, too.
-    lost = next(event for event in events if event["kind"] == "host_lost")
-    recovered = next(event for event in events if event["kind"] == "recovered")
+    # On a machine that is very busy, another host may miss its lease, too.
+    lost = next(event for event in events if event["kind"] == "host_lost" and event["node"] == behind_it)
+    recovered = next(event for event in events if event["kind"] == "recovered" and event["node"] == behind_it)
     noticed_s = lost["at"] - cut_at
     did = trail(trails)
     behind = {rollout for _, node, rollout in did if node == lost["node"]}

@@ -13,7 +13,8 @@ from rollout_engine.sandboxes.base import Sandbox
 from rollout_engine.specs import Task
 from rollout_engine.types import Isolation, Score, StopReason, Trajectory
 
-BLOCK_S = 4.0
+BLOCK_S = 100.0
+"""The longest that an agent blocks its host's event loop."""
 
 
 def end(how: str | None) -> None:
@@ -23,8 +24,10 @@ def end(how: str | None) -> None:
         raise KeyboardInterrupt
     if how == "os._exit":
         os._exit(7)
-    if how == "block":
-        time.sleep(BLOCK_S)
+    if how is not None and how.startswith("block:"):  # until that file is there
+        ends = time.monotonic() + BLOCK_S
+        while not os.path.exists(how.removeprefix("block:")) and time.monotonic() < ends:
+            time.sleep(0.02)
 
 
 class Agent(SingleTurn):

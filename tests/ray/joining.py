@@ -50,20 +50,21 @@ def another_node(
         return next(iter(alive_now - known), "")
 
     try:
-        node_id = blocking_until(new, "the node has joined", 60)
+        node_id = blocking_until(new, "the node has joined", 120)
         yield node_id
     finally:
         below = [node.pid, *descendants(node.pid)]
         for raylet in (pid for pid in below if command(pid).split(" ")[0].endswith("/raylet")):
-            os.kill(raylet, signal.SIGTERM)  # it says goodbye, so that nobody waits for its heartbeat
-            blocking_until(lambda gone=raylet: not alive([gone]), "the raylet has ended", 20)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(raylet, signal.SIGTERM)  # it says goodbye, so that nobody waits for its heartbeat
+            blocking_until(lambda gone=raylet: not alive([gone]), "the raylet has ended")
         for pid in below:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         node.wait()
         log.close()
-        blocking_until(lambda: not new_alive(known), "the node has left", 60)
-        blocking_until(lambda: not alive(below), "its processes have ended", 30)
+        blocking_until(lambda: not new_alive(known), "the node has left", 120)
+        blocking_until(lambda: not alive(below), "its processes have ended")
 
 
 def new_alive(known: set[str]) -> set[str]:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,6 +23,8 @@ POLL_S = 0.02
 ROOT = Path(__file__).parents[2]
 SHORT = "/tmp"
 """Where folders of Ray are made, wherever TMPDIR is: the path of a socket below one has room for 107 characters."""
+PORTS = range(20_000, 32_768)
+"""Above those of Ray's workers, and below those that the kernel gives to whoever connects to something."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,12 @@ class SharedRay:
         actors = state.actors().values()
         return [each["Pid"] for each in actors if each["ActorClassName"] == "RolloutHost" and each["State"] != "DEAD"]
 
+    def host_pid(self) -> int:
+        """Of the one live host. One of an earlier run may be on its way out."""
+        blocking_until(lambda: len(self.host_pids()) == 1, "there is one host")
+        (host,) = self.host_pids()
+        return host
+
     def environment(self, **more: str) -> dict[str, str]:
         """For a driver process that joins: the token file, and nothing else of Ray's."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -47,7 +58,7 @@ def kill_process(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-async def until(condition: Callable[[], T], what: str, seconds: float = 30.0) -> T:
+async def until(condition: Callable[[], T], what: str, seconds: float = 60.0) -> T:
     """What the condition gives once it is true."""
     ends = time.monotonic() + seconds
     while not (found := condition()):
@@ -56,7 +67,7 @@ async def until(condition: Callable[[], T], what: str, seconds: float = 30.0) ->
     return found
 
 
-def blocking_until(condition: Callable[[], T], what: str, seconds: float = 30.0) -> T:
+def blocking_until(condition: Callable[[], T], what: str, seconds: float = 60.0) -> T:
     """`until` for what waits without an event loop, or holds its own up."""
     ends = time.monotonic() + seconds
     while not (found := condition()):
@@ -103,6 +114,14 @@ def temporary_folders() -> set[str]:
     return {entry.name for entry in folder.iterdir() if entry.name.startswith("rollout-engine-")}
 
 
+def free_port() -> int:
+    """A port that nobody listens at, and that no connection is given between this and its use."""
+    for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
+    raise AssertionError("no port is free")
+
+
 def _fields(pid: int) -> list[str]:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -129,6 +148,8 @@ def start_driver(environment: dict[str, str], **orders: Any) -> subprocess.Popen
 
 
 def said(driver: subprocess.Popen[str]) -> str:
-    """Its next line; empty at its end."""
+    """Its next line, but for Ray's own warnings, with their time in brackets; empty at its end."""
     assert driver.stdout is not None
-    return driver.stdout.readline().strip()
+    while (line := driver.stdout.readline()).startswith("[20"):
+        pass
+    return line.strip()

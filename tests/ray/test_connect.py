@@ -14,11 +14,11 @@ import pytest
 
 from rollout_engine import RolloutEngine
 from tests.helpers import make_config, make_tasks
-from tests.ray.rays import SharedRay, said, start_driver, temporary_folders
+from tests.ray.rays import SharedRay, blocking_until, said, start_driver, temporary_folders
 
 pytestmark = pytest.mark.ray
 
-PROMPT_S = 40.0
+PROMPT_S = 90.0
 """Whoever gives a wrong address hears of it within this, on a machine that is busy with other tests. Ray itself takes
 minutes, or waits for ever."""
 
@@ -35,11 +35,10 @@ def try_to_run(environment: dict[str, str], **fields: Any) -> Attempt:
     config = make_config(**{"ray": "auto", **fields}).model_dump(mode="json", exclude_defaults=True)
     began = time.monotonic()
     with start_driver(environment, config=config, tasks=3) as driver:
-        kill = threading.Timer(60, driver.kill)
+        kill = threading.Timer(2 * PROMPT_S, driver.kill)
         kill.start()
         try:
-            # Ray's own warnings, with their time in brackets, come between.
-            lines = [line for line in iter(lambda: said(driver), "") if not line.startswith("[20")]
+            lines = list(iter(lambda: said(driver), ""))
             code = driver.wait()
         finally:
             kill.cancel()
@@ -54,9 +53,11 @@ def silent_port() -> Iterator[int]:
 
 
 @pytest.fixture
-def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+def closed_port() -> Iterator[int]:
+    """A port that refuses connections: it is taken, so that nobody else comes to listen at it."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
 
 
 async def test_an_initialised_ray_is_used_and_left_as_it_is(shared_ray: SharedRay) -> None:
@@ -65,7 +66,7 @@ async def test_an_initialised_ray_is_used_and_left_as_it_is(shared_ray: SharedRa
     before = ray.get_runtime_context().gcs_address
     for address in ("auto", "local"):
         async with RolloutEngine(config=make_config(ray=address)) as engine:
-            assert len(shared_ray.host_pids()) == 1
+            assert shared_ray.host_pid()
             await engine.finish(make_tasks(3))
         assert ray.is_initialized()
         assert ray.get_runtime_context().gcs_address == before
@@ -76,7 +77,7 @@ def test_a_fresh_process_joins_by_ray_address_with_the_token_file_alone(shared_r
     folders = temporary_folders()
     output, code, _ = try_to_run(shared_ray.environment(RAY_ADDRESS=shared_ray.address))
     assert (output, code) == ("open\nrows 3", 0)
-    assert not shared_ray.host_pids()
+    blocking_until(lambda: not shared_ray.host_pids(), "no host is left")
     assert temporary_folders() <= folders
 
 

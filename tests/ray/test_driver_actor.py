@@ -27,13 +27,17 @@ pytestmark = pytest.mark.ray
 TASKS = 30
 
 
-def config_of(**fields: Any) -> RunConfig:
+LONG = 1000
+"""Tasks of a run that is not over before somebody on a busy machine has asked for it: 20 s of work."""
+
+
+def config_of(slots: int = 20, **fields: Any) -> RunConfig:
     """120 rollouts, 20 at once, 100 ms each."""
-    return make_config(scripted(skill=0.5, latency_ms=100), ray="auto", k=4, seed=11, host={"slots": 20}, **fields)
+    return make_config(scripted(skill=0.5, latency_ms=100), ray="auto", k=4, seed=11, host={"slots": slots}, **fields)
 
 
 def ended(handle: DriverHandle) -> tuple[str, int]:
-    end = handle.wait(60)
+    end = handle.wait(150)
     assert end is not None, "it goes on"
     assert not end.message
     return end.status, end.rows
@@ -52,14 +56,14 @@ def test_a_driver_in_an_actor_commits_what_one_in_this_process_would(shared_ray:
     blocking_until(lambda: not shared_ray.host_pids(), "no host is left")
 
 
-START = """
+START = f"""
 import sys
 from actors.driver import start_driver
 from rollout_engine.config import RunConfig
 from tests.helpers import make_tasks
 
 config, run_dir, name = RunConfig.model_validate_json(sys.argv[1]), sys.argv[2], sys.argv[3]
-start_driver(config, list(make_tasks(200)), run_dir, name=name, detached=True)
+start_driver(config, list(make_tasks({LONG})), run_dir, name=name, detached=True)
 print("started", flush=True)
 """
 
@@ -74,7 +78,7 @@ def test_a_detached_driver_outlives_whoever_started_it_and_can_be_drained_and_re
         env=shared_ray.environment(RAY_ADDRESS=shared_ray.address, RAY_AUTH_MODE="token"),
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,
     )
     assert started.stdout.strip().endswith("started"), started.stdout + started.stderr
     handle = find_driver("far")
@@ -88,17 +92,17 @@ def test_a_detached_driver_outlives_whoever_started_it_and_can_be_drained_and_re
     finally:
         handle.kill()
     assert status == "interrupted"
-    assert rows == read_rollouts(run_dir).num_rows < 800
+    assert rows == read_rollouts(run_dir).num_rows < 4 * LONG
     blocking_until(lambda: not shared_ray.host_pids(), "no host is left")
-    again = start_driver(config, list(make_tasks(200)), run_dir, name="far-again", resume=True)
+    again = start_driver(config_of(slots=250), list(make_tasks(LONG)), run_dir, name="far-again", resume=True)
     try:
-        assert ended(again) == ("finished", 800)
+        assert ended(again) == ("finished", 4 * LONG)
     finally:
         again.kill()
 
 
 def test_a_cancelled_driver_ends_at_once_and_says_so(shared_ray: SharedRay, tmp_path: Path) -> None:
-    handle = start_driver(config_of(), list(make_tasks(400)), tmp_path / "run", name="short")
+    handle = start_driver(config_of(), list(make_tasks(LONG)), tmp_path / "run", name="short")
     try:
         handle.cancel()
         assert ended(handle)[0] == "interrupted"
@@ -114,10 +118,10 @@ def test_a_driver_that_is_gone_is_named_and_so_is_one_that_cannot_start(shared_r
         find_driver("nobody")
     with pytest.raises(InputError, match="nobody"):
         start_driver(config_of(agent="tests.ray.nobody:nothing"), [], tmp_path / "run", name="wrong")
-    handle = start_driver(config_of(), list(make_tasks(400)), tmp_path / "run", name="gone")
-    drivers = [each for each in state.actors().values() if each["ActorClassName"] == "RolloutDriver"]
-    kill_process(next(each["Pid"] for each in drivers if each["State"] == "ALIVE"))
+    handle = start_driver(config_of(), list(make_tasks(LONG)), tmp_path / "run", name="gone")
+    (driver,) = (each for each in state.actors().values() if each["Name"] == "gone")
+    kill_process(driver["Pid"])
     with pytest.raises(RunError, match="the driver 'gone' is gone; see its run directory, and resume it there"):
-        handle.wait(30)
+        handle.wait(90)
     blocking_until(lambda: not shared_ray.host_pids(), "its hosts go with it")
     assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "running"

@@ -38,7 +38,7 @@ async def rows_of(**deadly: dict[str, str]) -> tuple[RolloutEngine, dict[str, di
         host={"slots": 16},
         retry={"backoff_s": 0},
     )
-    async with asyncio.timeout(60), RolloutEngine(config=config) as engine:
+    async with asyncio.timeout(240), RolloutEngine(config=config) as engine:
         rows = [record async for record in engine.rollouts(tasks(**deadly))]
     by_task = {record.task_id: record for record in rows}
     assert len(rows) == len(by_task) == OTHERS + len(deadly)
@@ -61,7 +61,7 @@ async def test_an_exit_that_is_raised_is_a_failure_of_its_own_rollout(shared_ray
         assert (agent["failure_boundary"], agent["failure_type"]) == ("agent", kind)
         assert (verifier["status"], verifier["score"]) == ("completed", None)
         assert (verifier["failure_boundary"], verifier["failure_type"]) == ("verifier", kind)
-    assert not engine.progress.notes, "a host was lost"
+    assert not [event for event in engine.progress.events if event.kind == "host_lost"]
 
 
 @pytest.mark.parametrize("where", ["agent", "verifier"])

@@ -23,16 +23,11 @@ import yaml
 from rollout_engine.store.rundir import open_run, read_rollouts
 from tests.cli.rollout import rollout, write_tasks
 from tests.helpers import make_config
-from tests.ray.rays import ROOT, SHORT, alive, blocking_until, descendants
+from tests.ray.rays import ROOT, SHORT, alive, blocking_until, descendants, free_port
 
 pytestmark = pytest.mark.ray
 
 RAY = Path(sys.executable).with_name("ray")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @pytest.fixture
@@ -60,7 +55,7 @@ def environment() -> Iterator[dict[str, str]]:
         )
     try:
         ready = (port, agent)
-        blocking_until(lambda: all(map(listens, ready)) or head.poll() is not None, "the job server listens", 60)
+        blocking_until(lambda: all(map(listens, ready)) or head.poll() is not None, "the job server listens", 180)
         assert head.poll() is None, (folder / "log").read_text()
         yield {**environment, "RAY_ADDRESS": f"http://127.0.0.1:{port}", "AGENT": f"http://127.0.0.1:{agent}"}
     finally:
@@ -69,7 +64,7 @@ def environment() -> Iterator[dict[str, str]]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         head.wait()
-        blocking_until(lambda: not alive(below), "the head has ended", 30)
+        blocking_until(lambda: not alive(below), "the head has ended")
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -90,7 +85,7 @@ def test_a_submitted_driver_runs_on_the_cluster_it_was_submitted_to(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
     )
     assert submitted.returncode == 0, submitted.stdout + submitted.stderr
     assert re.search(r"(?m)^rows 3$", submitted.stdout), submitted.stdout
@@ -109,7 +104,7 @@ def test_a_detached_run_is_handed_to_the_job_server_and_can_be_watched(
     assert submitted.code == 0, submitted.err
     job = submitted.document["job"]
     waited = [RAY, "job", "logs", "--follow", job]
-    followed = subprocess.run(waited, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    followed = subprocess.run(waited, env=environment, capture_output=True, text=True, timeout=240, check=True)
     assert (tmp_path / "run" / "run.json").exists(), followed.stdout
     assert read_rollouts(tmp_path / "run").num_rows == 12, followed.stdout
     attached = rollout("attach", str(tmp_path / "run"), "--json", cwd=tmp_path)
@@ -138,5 +133,5 @@ def test_the_probes_of_the_manifests_are_answered_without_a_token(environment: d
     for port, group in groups.items():
         probe = group["template"]["spec"]["containers"][0]["readinessProbe"]["httpGet"]
         assert str(probe["port"]) == port
-        with urllib.request.urlopen(f"{here[port]}{probe['path']}", timeout=10) as answer:
+        with urllib.request.urlopen(f"{here[port]}{probe['path']}", timeout=60) as answer:
             assert answer.status == 200

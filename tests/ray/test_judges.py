@@ -83,13 +83,13 @@ def judges(url: str, **fields: Any) -> dict[str, Any]:
 
 
 def tasks(names: list[str]) -> list[Task]:
-    limits = {"slow": {"verify_s": 1.0}}
+    limits = {"slow": {"verify_s": 5.0}}
     return [task_of(task_id=name, verifier=VERIFIERS[name], limits=limits.get(name, {})) for name in names]
 
 
 async def rows_of(config: Any, wanted: list[Task], run_dir: Path) -> list[dict[str, Any]]:
     """The rows of a run on Ray."""
-    async with asyncio.timeout(120), RolloutEngine(config=config, run_dir=run_dir) as engine:
+    async with asyncio.timeout(240), RolloutEngine(config=config, run_dir=run_dir) as engine:
         await engine.finish(wanted)
         await engine.close()
         found: list[dict[str, Any]] = (await asyncio.to_thread(engine.tables)).rollouts.to_pylist()
@@ -131,7 +131,7 @@ async def test_columns_have_every_part_what_it_cost_and_why_there_is_no_score(
     }
     assert "judge broken could not be asked: ModelServerError" in why["500", "VerifierUnavailable"]
     assert "judge garbage gave no usable verdict in 3 tries" in why["garbage", "VerifierBadReturn"]
-    assert "within 1 s" in why["slow", "VerifierTimeout"]
+    assert "within 5 s" in why["slow", "VerifierTimeout"]
     assert "component b: judge garbage" in why["strict", "VerifierBadReturn"]
     used = {row["task_id"]: (row["judge_calls"], row["judge_completion_tokens"]) for row in found}
     assert used == {

@@ -22,7 +22,7 @@ from rollout_engine.events import Event
 from rollout_engine.version import VERSION
 from tests.helpers import make_config, make_tasks, scripted
 from tests.ray.joining import another_node
-from tests.ray.rays import ROOT, SharedRay, until
+from tests.ray.rays import ROOT, SharedRay, blocking_until, until
 from tests.ray.rows import essence, undisturbed
 
 pytestmark = pytest.mark.ray
@@ -32,7 +32,7 @@ TASKS = 40
 
 async def run(config: RunConfig, run_dir: Path, tasks: int = TASKS) -> tuple[list[Event], list[dict[str, Any]]]:
     """(what happened, the rows), which are those of a run where all is well."""
-    async with asyncio.timeout(100), RolloutEngine(config=config, run_dir=run_dir) as engine:
+    async with asyncio.timeout(240), RolloutEngine(config=config, run_dir=run_dir) as engine:
         await engine.finish(make_tasks(tasks, **FIELDS))
         await engine.close()
         rollouts = engine.tables().rollouts
@@ -71,7 +71,7 @@ def run_from(folder: Path, shared_ray: SharedRay) -> str:
     (folder / "driver.py").write_text(DRIVER)
     environment = shared_ray.environment(RAY_ADDRESS=shared_ray.address)
     done = subprocess.run(
-        [sys.executable, "driver.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=60
+        [sys.executable, "driver.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -87,7 +87,7 @@ def test_a_node_with_another_version_is_named(shared_ray: SharedRay, tmp_path: P
     assert output.startswith(f"hosts: 1\nno host on node {node_id[:12]}")
     assert f"node {node_id[:12]} has rollout-engine 0.0.1, the driver has {VERSION}" in output
     assert f"install rollout-engine=={VERSION} on every node" in output
-    assert not shared_ray.host_pids()
+    blocking_until(lambda: not shared_ray.host_pids(), "no host is left")
 
 
 def test_a_node_with_somebody_else_s_actors_is_named(shared_ray: SharedRay, tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_node_with_somebody_else_s_actors_is_named(shared_ray: SharedRay, tmp_
     assert output.startswith(f"hosts: 1\nno host on node {node_id[:12]}")
     assert "actors.host" in output
     assert f"install rollout-engine=={VERSION} on every node" in output
-    assert not shared_ray.host_pids()
+    blocking_until(lambda: not shared_ray.host_pids(), "no host is left")
 
 
 def node_folder(tmp_path: Path, customize: str = "") -> Path:
@@ -155,13 +155,14 @@ async def test_a_clock_that_is_hours_off_is_named_and_is_in_no_row(
         events, rows = await run(config, tmp_path / "run")
     clock = only(events, "clock")
     assert clock.node == node_id
-    assert f"the clock of node {node_id[:12]} is {HOURS_OFF} s {how} the driver's" in clock.message
+    assert clock.seconds == pytest.approx(float(f"{sign}{HOURS_OFF}"), abs=30)
+    assert f"the clock of node {node_id[:12]} is {abs(clock.seconds):.0f} s {how} the driver's" in clock.message
     there = [row for row in rows if row["node_id"] == node_id]
     assert there
     for row in there:
         assert began <= row["queued_at"].timestamp() <= row["started_at"].timestamp() <= row["ended_at"].timestamp()
         assert row["ended_at"].timestamp() <= time.time()
-        assert row["queue_s"] < 60
+        assert row["queue_s"] < HOURS_OFF / 10
 
 
 async def test_a_node_without_the_sandboxes_that_tasks_need_spoils_no_rollout(
@@ -197,7 +198,7 @@ async def test_a_full_disk_under_the_traces_is_told_and_costs_no_row(shared_ray:
         scripted(skill=0.5, latency_ms=20), ray="auto", k=2, seed=3, store={"inline_trace_bytes": 1}, host={"slots": 8}
     )
     run_dir = tmp_path / "run"
-    async with asyncio.timeout(60), RolloutEngine(config=config, run_dir=run_dir) as engine:
+    async with asyncio.timeout(180), RolloutEngine(config=config, run_dir=run_dir) as engine:
         traces = run_dir / "traces"
         await asyncio.to_thread(mount, "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(traces))
         try:

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple, TypeAlias
 import pytest
 
 from rollout_engine.store.mirrors import detach_all
+from tests.ray.rays import free_port
 
 BUCKET = "runs"
 SECRET = "not-to-be-seen-anywhere"
-START_S = 60.0
+START_S = 120.0
 
 
 class Ask(NamedTuple):
@@ -51,11 +52,6 @@ def environment(endpoint: str) -> dict[str, str]:
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 @contextmanager
@@ -185,7 +181,7 @@ class _Handler(BaseHTTPRequestHandler):
         return {name: value for name, value in self.headers.items() if name.lower() not in left_out}
 
     def _forward(self, body: bytes, drop: tuple[str, ...] = ()) -> tuple[int, dict[str, str], bytes]:
-        upstream = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        upstream = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
             upstream.request(self.command, self.path, body, self._sent_headers(drop))
             answer = upstream.getresponse()

@@ -26,7 +26,7 @@ from rollout_engine.store.layout import Layout
 from tests.store.rows import batch, make_run, plan, record
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 120.0
+LIMIT_S = 400.0
 ADDRESS_SPACE = 2 << 30
 
 

@@ -40,7 +40,6 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    monkeypatch.setattr("rollout_engine.store.s3.READ_S", 2.0)
     with behind_proxy(server, monkeypatch) as proxy:
         yield proxy
 
@@ -48,6 +47,15 @@ def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
 @pytest.fixture
 def uri() -> str:
     return f"s3://{BUCKET}/run-{next(NUMBERS)}"
+
+
+@pytest.fixture
+def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What goes wrong in a test. Where nothing is answered, that is noticed soon; a busy server is waited for."""
+    if request.param == "mute":
+        monkeypatch.setattr("rollout_engine.store.s3.READ_S", 5.0)
+    fault: str = request.param
+    return fault
 
 
 @pytest.fixture
@@ -66,7 +74,7 @@ def forget() -> None:
 
 
 def make_run(uri: str, **store: float) -> RunDir:
-    return create_run(uri, make_config(store={"patience_s": 5.0, **store}))
+    return create_run(uri, make_config(store={"patience_s": 60.0, **store}))
 
 
 def keys_of(uri: str) -> list[int]:
@@ -135,7 +143,7 @@ def test_a_store_that_does_not_honour_the_condition_is_refused(objects: S3Object
     assert refused.value.where == objects.uri
 
 
-@pytest.mark.parametrize("fault", ["busy", "cut", "lost_answer", "mute"])
+@pytest.mark.parametrize("fault", ["busy", "cut", "lost_answer", "mute"], indirect=True)
 def test_what_passes_is_tried_again_and_the_object_is_whole(fault: str, objects: S3Objects, proxy: Proxy) -> None:
     proxy.fault = on("PUT", "log", fault, 1)
     objects.put("log/1-0.arrows", b"x" * 100_000)
@@ -337,9 +345,9 @@ def test_the_first_fence_after_an_epoch_speaks_for_it(
     assert fenced(counts, fences) == limits
 
 
-@pytest.mark.parametrize("fault", ["busy", "cut", "lost_answer", "mute"])
+@pytest.mark.parametrize("fault", ["busy", "cut", "lost_answer", "mute"], indirect=True)
 def test_a_commit_over_a_bad_line_is_whole_and_no_row_is_doubled(fault: str, proxy: Proxy, uri: str) -> None:
-    writer = make_run(uri, patience_s=20.0).start()
+    writer = make_run(uri, patience_s=60.0).start()
     plan(writer, 2)
     proxy.fault = lambda ask: fault if ask.method == "PUT" and ask.number == 0 and "/log/" in f"/{ask.key}" else None
     writer.commit([batch([record(0), record(1)])])
@@ -350,7 +358,7 @@ def test_a_commit_over_a_bad_line_is_whole_and_no_row_is_doubled(fault: str, pro
     assert keys_of(uri) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("fault", ["refuse", "mute"])
+@pytest.mark.parametrize("fault", ["refuse", "mute"], indirect=True)
 def test_a_commit_that_cannot_be_made_is_an_error_with_the_object_and_loses_nothing_before(
     fault: str, proxy: Proxy, uri: str
 ) -> None:
