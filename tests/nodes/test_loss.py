@@ -32,7 +32,7 @@ from tests.ray.rows import essence, undisturbed
 pytestmark = pytest.mark.ray
 
 TASKS, K, SLOTS = 60, 4, 20
-RECOVERY_S = 45.0
+RECOVERY_S = 15.0
 """From the error reaching the driver until every lost rollout runs again."""
 
 
