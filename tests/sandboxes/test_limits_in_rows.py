@@ -50,6 +50,8 @@ while True:
         open("full", "w").close()
         time.sleep(0.005)
 """
+FILL = "setsid python3 bomb.py > /dev/null 2>&1 &\nuntil [ -e full ]; do :; done\n"
+"""Waits until there is no process left, and takes none for that."""
 ANSWER = {"type": "script", "command": '[ "$(cat answer.txt)" = 42 ]'}
 
 
@@ -200,9 +202,9 @@ async def test_a_verifier_out_of_memory_is_no_finding_and_no_fault_of_ours(provi
 
 async def test_no_process_left_truncates_and_the_prefix_is_verified(provider: SandboxProvider) -> None:
     # A command may still get the process that the one before has freed; the next one, or the one after, does not.
-    full = "until [ -e full ]; do :; done"  # which takes no process
-    script = f"echo 42 > answer.txt\nsetsid python3 bomb.py > /dev/null 2>&1 & {full}\n" + "true\n" * 8
-    task = task_of(script, processes=64, memory_mb=512).model_copy(update={"files": {"bomb.py": BOMB}})
+    script = "echo 42 > answer.txt\nsh fill.sh\n" + "true\n" * 8
+    files = {"bomb.py": BOMB, "fill.sh": FILL}
+    task = task_of(script, processes=64, memory_mb=512).model_copy(update={"files": files})
     record = await rollout(provider, task)
     assert (record.status, record.stop_reason, record.score) == ("truncated", "process_limit", 1.0), record
 
