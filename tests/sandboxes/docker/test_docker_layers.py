@@ -113,10 +113,10 @@ async def test_without_the_supervisor_too(plain: DockerProvider) -> None:
 
 async def sleeping(sandbox: Sandbox, *seconds: int) -> None:
     """Until these sleep, and no others: not shells that are about to."""
-    names = "for each in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $each; echo; done 2>/dev/null | grep '^sleep 10' | sort"
+    lines = "for each in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $each; echo; done 2>/dev/null"
     wanted = "\n".join(f"sleep {each} " for each in seconds).strip()
     async with asyncio.timeout(LIMIT_S):
-        while await out(sandbox, f"{names}; true") != wanted:
+        while await out(sandbox, f"{lines} | grep '^sleep 10' | sort; true") != wanted:
             await asyncio.sleep(0.05)
 
 
