@@ -50,7 +50,7 @@ async def ask(tools: Toolbox, name: str, **arguments: Any) -> str:
 async def serving(sandbox: Sandbox, mark: str) -> Any:
     await sandbox.write_file("server.py", SERVER.encode())
     task = task_of(tools=[{"name": "notes", "mcp": ["python3", "server.py", mark]}])
-    return open_toolbox(task, sandbox, timeout_s=20.0, max_output_bytes=10_000)
+    return open_toolbox(task, sandbox, timeout_s=60.0, max_output_bytes=10_000)
 
 
 async def test_a_server_in_the_sandbox_is_listed_called_and_ended(sandbox: Sandbox, mark: str) -> None:
@@ -65,7 +65,7 @@ async def test_a_server_in_the_sandbox_is_listed_called_and_ended(sandbox: Sandb
 async def test_a_cancelled_rollout_leaves_no_server(sandbox: Sandbox, mark: str, delay_s: float) -> None:
     async def work() -> None:
         async with await serving(sandbox, mark):
-            await asyncio.sleep(60)
+            await asyncio.sleep(300)
 
     working = asyncio.create_task(work())
     await asyncio.sleep(delay_s)

@@ -18,7 +18,7 @@ from tests.contracts.conftest import Backend
 
 CLIENT = """
 import socket, sys
-s = socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=20)
+s = socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=60)
 s.sendall(b"hello")
 print(s.recv(9).decode(), end="")
 """
@@ -34,7 +34,7 @@ async def test_the_host_answers_on_a_listener_of_the_sandbox(sandbox: Sandbox) -
     listener = await sandbox.listen()
     start = asyncio.start_unix_server if listener.sock.family == socket.AF_UNIX else asyncio.start_server
     async with await start(_answer, sock=listener.sock):
-        done = await sandbox.exec(["python3", "-c", CLIENT, str(listener.port)], timeout_s=30)
+        done = await sandbox.exec(["python3", "-c", CLIENT, str(listener.port)], timeout_s=120)
     await listener.close()
     assert done.stdout == b"hello, 42", done
 

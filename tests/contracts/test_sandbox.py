@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -23,11 +24,14 @@ from rollout_engine.sandboxes.base import (
     SandboxSpec,
 )
 from rollout_engine.types import ExecResult
+from tests.sandboxes.busy import cut_off
 
 Factory = Callable[[Path], SandboxProvider]
 
 LONG_S = 300
 """A command that runs this long ends only because somebody ended it."""
+SOON_S = LONG_S / 5
+"""What comes within this time, on however busy a machine, did not wait for such a command."""
 
 
 async def sh(sandbox: Sandbox, script: str, **options: object) -> ExecResult:
@@ -40,7 +44,7 @@ async def text(sandbox: Sandbox, script: str, **options: object) -> str:
     return result.stdout.decode()
 
 
-async def until(holds: Callable[[], Awaitable[bool]], what: str, limit_s: float = 10.0) -> None:
+async def until(holds: Callable[[], Awaitable[bool]], what: str, limit_s: float = 60.0) -> None:
     end = time.monotonic() + limit_s
     while not await holds():
         assert time.monotonic() < end, f"still not: {what}"
@@ -59,6 +63,15 @@ def running(mark: str) -> list[str]:
             if mark in line:
                 found.append(line)
     return found
+
+
+async def something_runs(mark: str) -> None:
+    """A process between fork and exec, or in its exec, may not show its command line yet."""
+
+    async def there() -> bool:
+        return bool(running(mark))
+
+    await until(there, f"a process with {mark}")
 
 
 async def nothing_runs(mark: str) -> None:
@@ -80,7 +93,7 @@ class TestExec:
         assert (result.exit_code, result.stdout, result.stderr) == (0, b"out\n", b"err\n")
         assert result.ok
         assert not result.truncated
-        assert 0 < result.duration_s < 10
+        assert 0 < result.duration_s < SOON_S
 
     async def test_a_non_zero_exit_is_a_result(self, sandbox: Sandbox) -> None:
         assert (await sh(sandbox, "exit 3")).exit_code == 3
@@ -150,26 +163,38 @@ class TestExec:
         assert all(result.stdout == expected and result.stderr == expected for result in results)
 
     async def test_commands_run_side_by_side(self, sandbox: Sandbox) -> None:
-        started = time.monotonic()
-        await asyncio.gather(*(sh(sandbox, "sleep 0.5") for _ in range(8)))
-        assert time.monotonic() - started < 3
+        meet = "touch here.$0; until [ $(ls here.* | wc -l) = 8 ]; do sleep 0.02; done"
+        met = await asyncio.gather(
+            *(sandbox.exec(["sh", "-c", meet, str(number)], timeout_s=SOON_S) for number in range(8))
+        )
+        assert all(each.ok for each in met), met
 
     async def test_the_event_loop_goes_on_meanwhile(self, sandbox: Sandbox) -> None:
-        longest, last, stop = 0.0, time.thread_time(), asyncio.Event()
+        async def longest_turn() -> float:
+            longest, last, stop = 0.0, time.thread_time(), asyncio.Event()
 
-        async def beat() -> None:
-            nonlocal longest, last
-            while not stop.is_set():
-                await asyncio.sleep(0)
-                longest, last = max(longest, time.thread_time() - last), time.thread_time()
+            async def beat() -> None:
+                nonlocal longest, last
+                while not stop.is_set():
+                    await asyncio.sleep(0)
+                    longest, last = max(longest, time.thread_time() - last), time.thread_time()
 
-        heart = asyncio.create_task(beat())
-        await sh(sandbox, "head -c 30000000 /dev/zero")
-        await sandbox.write_file("big", b"x" * 20_000_000)
-        await sandbox.read_file("big")
-        stop.set()
-        await heart
-        assert longest < 0.05
+            heart = asyncio.create_task(beat())
+            await sh(sandbox, "head -c 30000000 /dev/zero")
+            await sandbox.write_file("big", b"x" * 20_000_000)
+            await sandbox.read_file("big")
+            stop.set()
+            await heart
+            return longest
+
+        gc.freeze()  # a collection of all that the tests before have left is none of the sandbox's
+        try:
+            turns = [await longest_turn()]
+            while turns[-1] >= 0.05 and len(turns) < 3:  # where cores are shared, CPU time grows at times, too
+                turns.append(await longest_turn())
+        finally:
+            gc.unfreeze()
+        assert turns[-1] < 0.05, turns
 
 
 class TestPlaceAndEnvironment:
@@ -228,10 +253,9 @@ class TestPlaceAndEnvironment:
 
 class TestTimeout:
     async def test_a_timeout_raises_with_the_output_so_far(self, sandbox: Sandbox, mark: str) -> None:
-        with pytest.raises(ExecTimeout) as caught:
-            await sh(sandbox, f"echo before; echo error >&2; sleep {mark}; echo after", timeout_s=0.5)
-        assert caught.value.partial.stdout == b"before\n"
-        assert caught.value.partial.stderr == b"error\n"
+        script = f"echo before; echo error >&2; sleep {mark}; echo after"
+        partial = await cut_off(sandbox, ["sh", "-c", script], lambda found: bool(found.stderr))
+        assert (partial.stdout, partial.stderr) == (b"before\n", b"error\n")
         await nothing_runs(mark)
 
     async def test_a_timeout_kills_the_whole_group(self, sandbox: Sandbox, mark: str) -> None:
@@ -249,19 +273,18 @@ class TestTimeout:
 
     async def test_a_flood_does_not_hold_up_the_timeout(self, sandbox: Sandbox) -> None:
         started = time.monotonic()
-        with pytest.raises(ExecTimeout) as caught:
-            await sandbox.exec(["yes"], timeout_s=0.3)
-        assert time.monotonic() - started < 10
-        assert caught.value.partial.stdout.endswith(b"y\n")
+        partial = await cut_off(sandbox, ["yes"], lambda found: bool(found.stdout))
+        assert time.monotonic() - started < SOON_S
+        assert partial.stdout.endswith(b"y\n")
 
 
 class TestChildren:
     async def test_a_background_child_does_not_delay_the_result(self, sandbox: Sandbox, mark: str) -> None:
         started = time.monotonic()
         result = await sh(sandbox, f"sleep {mark} & echo done")
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < SOON_S
         assert result.stdout == b"done\n"
-        assert running(mark)
+        await something_runs(mark)
 
     async def test_what_a_background_child_still_writes_is_dropped_and_does_it_no_harm(self, sandbox: Sandbox) -> None:
         script = "(while [ ! -e go ]; do sleep 0.02; done; for i in 1 2 3; do echo noise; done; echo ok > after) &"
@@ -339,7 +362,7 @@ class TestFiles:
         await text(sandbox, "mkfifo pipe; ln -s /dev/zero endless")
         for path in ("pipe", "endless"):
             with pytest.raises((PermissionError, ValueError, FileNotFoundError)):
-                await asyncio.wait_for(sandbox.read_file(path, max_bytes=1000), 10)
+                await asyncio.wait_for(sandbox.read_file(path, max_bytes=1000), SOON_S)
 
     async def test_a_link_inside_the_sandbox_is_read_through(self, sandbox: Sandbox) -> None:
         await sandbox.write_file("real/file", b"x")
@@ -439,7 +462,7 @@ class TestJobs:
         assert (await sandbox.poll(job, wait_s=0.01)).exit_code is None
         waiting = asyncio.create_task(sandbox.poll(job, wait_s=LONG_S))
         await sandbox.exec(["touch", "stop"])
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(SOON_S):
             assert (await waiting).exit_code == 5
 
     async def test_stop_kills_the_group(self, sandbox: Sandbox, mark: str) -> None:
@@ -515,15 +538,12 @@ class TestPrepare:
         recipe = Recipe({}, (f"touch made; sleep {mark}",))
         waiting = [asyncio.create_task(provider.prepare(SandboxSpec(), recipe)) for _ in range(2)]
 
-        async def up() -> bool:
-            return bool(running(mark))
-
-        await until(up, "the command runs")
-        for task, left in zip(waiting, (True, False), strict=True):
+        await something_runs(mark)
+        for task, then in zip(waiting, (something_runs, nothing_runs), strict=True):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert bool(running(mark)) == left
+            await then(mark)
 
     async def test_a_prepared_spec_can_be_prepared_further(self, provider: SandboxProvider) -> None:
         below = await provider.prepare(SandboxSpec(), Recipe({"a": b"1", "b": b"1"}))
@@ -570,7 +590,7 @@ class TestExport:
     async def test_special_files_harm_nobody(self, provider: SandboxProvider) -> None:
         opened = await self.handed_over(provider, "mkfifo pipe d/pipe; rm keep; mkfifo keep", ".")
         with pytest.raises((PermissionError, FileNotFoundError)):
-            await asyncio.wait_for(opened.read_file("pipe"), 10)
+            await asyncio.wait_for(opened.read_file("pipe"), SOON_S)
         assert await text(opened, "cat e/old") == "o"
 
     async def test_it_outlives_one_use_until_it_is_released(self, provider: SandboxProvider) -> None:
@@ -637,7 +657,11 @@ class TestQuiesce:
 
     async def test_one_that_forks_all_the_time_ends_too(self, sandbox: Sandbox, mark: str) -> None:
         await sh(sandbox, f"f() {{ (setsid sleep {mark} &) ; }}; (while :; do f; done) >/dev/null 2>&1 &")
-        await asyncio.sleep(0.1)
+
+        async def forks() -> bool:
+            return any(line.startswith("sleep") for line in running(mark))
+
+        await until(forks, "it forks")
         await sandbox.quiesce()
         await nothing_runs(mark)
 
@@ -668,13 +692,10 @@ class TestEnd:
         opened = await provider.open(SandboxSpec())
         command = asyncio.create_task(sh(opened, f"echo up > up; trap '' TERM; sleep {mark}"))
 
-        async def up() -> bool:
-            return bool(running(mark))
-
-        await until(up, "the command runs")
+        await something_runs(mark)
         started = time.monotonic()
         await opened.close()
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < SOON_S
         with pytest.raises(SandboxDied):
             await command
         await nothing_runs(mark)
@@ -721,9 +742,9 @@ class TestEnd:
         opened = await provider.open(SandboxSpec())
         writing = asyncio.create_task(opened.write_file("big", b"x" * 50_000_000))
         await asyncio.sleep(0.001)
-        writing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await writing
+        if writing.cancel():  # it may have ended while this process had no core
+            with pytest.raises(asyncio.CancelledError):
+                await writing
         await opened.close()
 
     async def test_cancelling_a_close_does_not_stop_it(self, provider: SandboxProvider, mark: str) -> None:

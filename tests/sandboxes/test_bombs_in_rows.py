@@ -7,7 +7,6 @@ python -m pytest tests/sandboxes/test_bombs_in_rows.py
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,8 +18,9 @@ from rollout_engine.types import RolloutRecord
 from tests.helpers import make_config, scripted
 from tests.rig import bench
 from tests.sandboxes.backends import ISOLATING, Kept, working
+from tests.sandboxes.busy import Heartbeat
 
-ROLLOUT_S = 120.0
+ROLLOUT_S = 300.0
 LIMITS: dict[str, Any] = {"memory_mb": 192, "processes": 64, "disk_mb": 24, "inodes": 2000}
 FORKS = """
 import os, time
@@ -52,16 +52,6 @@ async def provider(request: pytest.FixtureRequest) -> AsyncIterator[SandboxProvi
     await made.close()
 
 
-async def longest_pause(stop: asyncio.Event) -> float:
-    """Of the event loop, in seconds."""
-    longest = 0.0
-    while not stop.is_set():
-        last = time.monotonic()
-        await asyncio.sleep(0.01)
-        longest = max(longest, time.monotonic() - last)
-    return longest
-
-
 def task_of(bomb: str, environment: dict[str, Any]) -> Task:
     return Task(
         task_id=bomb or "neighbour", prompt="Write 42 into answer.txt.", environment=environment,
@@ -76,25 +66,22 @@ async def test_it_harms_nobody_else(provider: SandboxProvider, name: str) -> Non
     environment = dict(LIMITS)
     if provider.name == "docker" and name in NEEDS_A_LIMITED_DISK:
         environment |= {"require_limits": True}
-    options = {"command_timeout_s": 3.0}
-    config = make_config(scripted(turns=3), sandbox=provider.name, agent="tool_loop", agent_options=options)
-    async with bench(config, provider=Kept(provider)) as rig:  # type: ignore[arg-type]
 
-        async def row(bomb: str) -> RolloutRecord:
+    async def row(bomb: str, command_timeout_s: float) -> RolloutRecord:
+        options = {"command_timeout_s": command_timeout_s}
+        config = make_config(scripted(turns=3), sandbox=provider.name, agent="tool_loop", agent_options=options)
+        async with bench(config, provider=Kept(provider)) as rig:  # type: ignore[arg-type]
             run = rig.rollout(task_of(bomb, environment))
             async with asyncio.timeout(ROLLOUT_S):
                 await run.run()
             return run.record
 
-        stop = asyncio.Event()
-        watch = asyncio.create_task(longest_pause(stop))
-        attack, neighbour = await asyncio.gather(row(BOMBS[name]), row(""))
-        stop.set()
-        paused = await watch
+    async with Heartbeat() as heart:
+        attack, neighbour = await asyncio.gather(row(BOMBS[name], 3.0), row("", 60.0))
     assert (neighbour.status, neighbour.score, neighbour.failure_message) == ("completed", 1.0, None)
     # What it had written before is verified; only the fork bomb may leave nothing to go on with.
     assert (attack.score, attack.failure_message) == (1.0, None)
     wanted = {("completed", "finished")} | ({("truncated", "process_limit")} if name == "processes" else set())
     assert (attack.status, attack.stop_reason) in wanted
-    assert attack.close_s < 15
-    assert paused < 2
+    assert attack.close_s < 30
+    assert heart.longest < 2

@@ -6,6 +6,7 @@ python -m pytest tests/sandboxes/test_limits_in_rows.py
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -27,7 +28,7 @@ from tests.rig import MATCH, bench
 from tests.sandboxes.backends import Kept, working
 
 MIB = 2**20
-ROLLOUT_S = 120.0
+ROLLOUT_S = 300.0
 HOG = "tail /dev/zero"
 MANY_SMALL = """
 import os, time
@@ -45,8 +46,12 @@ import os, time
 while True:
     try:
         if os.fork() == 0: os.setsid()
-    except OSError: time.sleep(0.005)
+    except OSError:
+        open("full", "w").close()
+        time.sleep(0.005)
 """
+FILL = "setsid python3 bomb.py > /dev/null 2>&1 &\nuntil [ -e full ]; do :; done\n"
+"""Waits until there is no process left, and takes none for that."""
 ANSWER = {"type": "script", "command": '[ "$(cat answer.txt)" = 42 ]'}
 
 
@@ -94,7 +99,9 @@ def first_process(sandbox: NamespaceSandbox) -> int:
 
 
 def _first(pid: str) -> bool:
-    return Path(f"/proc/{pid}/status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1] == "1"
+    with contextlib.suppress(OSError):  # it may end meanwhile
+        return Path(f"/proc/{pid}/status").read_text().split("NSpid:")[1].split("\n")[0].split()[-1] == "1"
+    return False
 
 
 class Doomed:
@@ -145,7 +152,7 @@ async def test_a_kill_below_a_command_that_succeeds_is_told_and_counted(provider
     result = await sandbox.exec(["sh", "-c", f"{HOG}; echo went on"])
     assert (result.exit_code, result.oom, result.stdout) == (0, True, b"went on\n")
     job = await sandbox.start(["sh", "-c", HOG])
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(ROLLOUT_S):
         while (await sandbox.poll(job)).exit_code is None:
             await asyncio.sleep(0.02)
     assert sandbox.oom_kills == 2
@@ -195,8 +202,9 @@ async def test_a_verifier_out_of_memory_is_no_finding_and_no_fault_of_ours(provi
 
 async def test_no_process_left_truncates_and_the_prefix_is_verified(provider: SandboxProvider) -> None:
     # A command may still get the process that the one before has freed; the next one, or the one after, does not.
-    script = "echo 42 > answer.txt\nsetsid python3 bomb.py > /dev/null 2>&1 & sleep 1\n" + "true\n" * 8
-    task = task_of(script, processes=64, memory_mb=512).model_copy(update={"files": {"bomb.py": BOMB}})
+    script = "echo 42 > answer.txt\nsh fill.sh\n" + "true\n" * 8
+    files = {"bomb.py": BOMB, "fill.sh": FILL}
+    task = task_of(script, processes=64, memory_mb=512).model_copy(update={"files": files})
     record = await rollout(provider, task)
     assert (record.status, record.stop_reason, record.score) == ("truncated", "process_limit", 1.0), record
 

@@ -78,4 +78,6 @@ async def test_no_forged_reward_counts(provider: SandboxProvider, url: str, forg
         assert (record.status, record.stop_reason, record.num_turns) == ("completed", "finished", 2), record
         assert (record.failure_message, record.verifier_isolation) == (None, isolation)
         assert record.score == float(answer == "42")
-    assert left() == []
+    async with asyncio.timeout(60):  # what is killed needs a core to end
+        while left():
+            await asyncio.sleep(0.05)

@@ -61,7 +61,7 @@ ATTACKS = {
     "modules that hide others": f"for m in json re os ast subprocess; do echo '{EVIL_PYTHON}' > $m.py; done",
     "compiled modules": f"mkdir -p __pycache__; python3 -I -S -c '{WRITE_PYC}'",
 }
-ROLLOUT_S = 120.0
+ROLLOUT_S = 300.0
 """Eight run at once, on docker too."""
 IN_PLACE = ("nothing", "rewards written before", "a daemon that writes rewards", "the verifier's folders are links")
 """What an in_place verifier stands up to; it is marked as tamperable for the rest."""
@@ -93,7 +93,7 @@ class Vandal:
         on_turn(Turn(0, [*task.messages(), completion.message], completion))
         await sandbox.write_file("answer.txt", self._answer.encode())
         await sandbox.write_file("evil.so", evil_library(), mode=0o755)
-        await sandbox.exec(["sh", "-c", self._script], timeout_s=20)
+        await sandbox.exec(["sh", "-c", self._script], timeout_s=ROLLOUT_S / 2)
         return StopReason.FINISHED
 
 

@@ -31,7 +31,7 @@ def trajectory(answer: str | None = "42") -> Trajectory:
 
 async def verdict(workshop: Workshop, code: str, answer: str | None = "42", **fields: Any) -> Score:
     task = task_of(code, **fields)
-    verifier = make_verifier(task.verifier or {}, timeout_s=20, workshop=workshop)
+    verifier = make_verifier(task.verifier or {}, timeout_s=60, workshop=workshop)
     assert verifier.isolation is Isolation.FRESH
     return await verifier.verify(task, trajectory(answer), None)
 

@@ -96,7 +96,7 @@ class Judged:
 @pytest.fixture
 async def judged(kind: str, made: Bench) -> AsyncIterator[Judged]:
     shop = Workshop()
-    verifier = make_verifier(SPECS[kind], timeout_s=30.0, workshop=shop)
+    verifier = make_verifier(SPECS[kind], timeout_s=120.0, workshop=shop)
     provider = await working(ISOLATING[0]) if takes_sandbox(verifier) else None
     box = await provider.open(SandboxSpec()) if provider is not None else None
     if kind == "code" and await shop.warm() is None:
@@ -136,7 +136,7 @@ async def test_it_lets_itself_be_cancelled(judged: Judged) -> None:
     task = asyncio.create_task(judged.score("42"))
     await asyncio.sleep(0)
     task.cancel()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         await asyncio.gather(task, return_exceptions=True)
         assert (await judged.score("42")).value == 1.0
 

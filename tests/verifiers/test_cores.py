@@ -50,11 +50,11 @@ def test_never_more_verdicts_compute_at_once_than_there_are_cores(verifier: dict
 
 
 def test_the_config_says_how_many_compute(tmp_path: Path) -> None:
-    rows = rows_of(SCRIPT, 1.0, 6, tmp_path, host={"scoring": 3})
+    rows = rows_of(SCRIPT, 2.0, 6, tmp_path, host={"scoring": 3})
     assert 1 < most_at_once(rows) <= 3
 
 
 def test_the_wait_for_a_core_is_not_taken_from_the_verdicts_time(tmp_path: Path) -> None:
-    rows = rows_of(SCRIPT, 0.6, 8, tmp_path, host={"scoring": 1}, limits={"verify_s": 3.0})
-    assert [row["failure_message"] for row in rows] == [None] * 8
-    assert max(row["verify_s"] for row in rows) > 3.0
+    rows = rows_of(SCRIPT, 1.0, 14, tmp_path, host={"scoring": 1}, limits={"verify_s": 7.0})
+    assert [row["failure_message"] for row in rows] == [None] * 14
+    assert max(row["verify_s"] for row in rows) > 7.0

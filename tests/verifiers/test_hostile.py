@@ -20,7 +20,7 @@ from rollout_engine.verifiers.code.warm import WarmVerifier
 OK = "def verify(env, final_answer=None):\n    return 1.0 if final_answer == 'yes' else 0.0\n"
 
 
-async def judge(warm: WarmVerifier, body: str, timeout_s: float = 10.0, answer: str = "yes") -> Any:
+async def judge(warm: WarmVerifier, body: str, timeout_s: float = 60.0, answer: str = "yes") -> Any:
     """What a function with this body gives: its score, or its failure's text."""
     lines = "\n".join("    " + line for line in body.splitlines())
     request = {"code": f"import os, sys\ndef verify(env, final_answer=None):\n{lines}\n", "final_answer": answer}
@@ -39,7 +39,7 @@ async def fine(warm: WarmVerifier) -> None:
     """The verifier still works, and is the same."""
     for answer, score in (("yes", 1.0), ("no", 0.0)):
         request = {"code": OK, "final_answer": answer, "conversation": []}
-        assert (await warm.judge(request, 10.0))["score"] == score
+        assert (await warm.judge(request, 60.0))["score"] == score
 
 
 class TestEndings:
@@ -66,7 +66,7 @@ class TestEndings:
         "body",
         [
             "while True: pass",
-            "import time; time.sleep(100)",
+            "import time; time.sleep(300)",
             "import signal\n[signal.signal(n, signal.SIG_IGN) for n in (1, 2, 3, 14, 15, 24)]\nwhile True: pass",
             "while True:\n    try:\n        os.fork()\n    except OSError:\n        pass",
             "'a' * 40 + 'b' and __import__('re').match(r'(a+)+$', 'a' * 40 + 'b')",
@@ -76,7 +76,7 @@ class TestEndings:
         started = time.monotonic()
         with pytest.raises(VerifierTimeout):
             await judge(warm, body, timeout_s=0.5)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 60
         await fine(warm)
 
     async def test_what_forks_away_ends_with_the_verdict(self, warm: WarmVerifier) -> None:
@@ -103,7 +103,7 @@ def children(warm: WarmVerifier) -> int:
 
 
 async def settled(warm: WarmVerifier, count: int) -> None:
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while children(warm) > count:
         assert time.monotonic() < end, "a verdict's process is still there"
         await asyncio.sleep(0.01)
@@ -111,7 +111,7 @@ async def settled(warm: WarmVerifier, count: int) -> None:
 
 async def named(name: str, *, there: bool) -> None:
     """Until a process of this name runs, or none does."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while (name in comms()) != there:
         assert time.monotonic() < end, f"{name}: {'not there' if there else 'still there'}"
         await asyncio.sleep(0.02)
@@ -149,7 +149,7 @@ import time; time.sleep(100)"""
     async def test_output(self, warm: WarmVerifier) -> None:
         body = "for _ in range(300): print('x' * 10 ** 6)\nos.write(1, b'y' * 10 ** 7)\nraise ValueError('after')"
         request = {"code": f"import os\ndef verify(env):\n    {body.replace(chr(10), chr(10) + '    ')}"}
-        verdict = await warm.judge({**request, "final_answer": "", "conversation": []}, 20.0)
+        verdict = await warm.judge({**request, "final_answer": "", "conversation": []}, 60.0)
         assert "after" in verdict["text"]
         assert len(verdict["output"]) <= 2_000
 
@@ -264,11 +264,15 @@ for name in os.listdir('/proc/self/fd'):
 return 1"""
         before = len(os.listdir("/proc/self/fd"))
         assert await judge(warm, body) == 0.5
-        assert len(os.listdir("/proc/self/fd")) <= before
+        async with asyncio.timeout(60):
+            while len(os.listdir("/proc/self/fd")) > before:
+                await asyncio.sleep(0.01)
 
     async def test_a_zygote_that_is_killed_is_started_again(self, warm: WarmVerifier) -> None:
-        waiting = asyncio.create_task(judge(warm, "import time; time.sleep(100)"))
-        await asyncio.sleep(0.2)
+        mark = f"kill.{os.getpid()}{time.monotonic_ns() % 10**6}"[-15:]
+        body = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{mark}', 0, 0, 0); time.sleep(100)"
+        waiting = asyncio.create_task(judge(warm, body))
+        await named(mark, there=True)
         assert warm.pid is not None
         os.kill(warm.pid, 9)
         with pytest.raises(VerifierError):
@@ -283,7 +287,7 @@ import ctypes, time
 assert ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == -1
 ctypes.CDLL(None).prctl(15, b'{mark[-15:]}', 0, 0, 0)
 time.sleep(300)"""
-        waiting = asyncio.create_task(judge(warm, body, timeout_s=20))
+        waiting = asyncio.create_task(judge(warm, body, timeout_s=120))
         await named(mark[-15:], there=True)
         assert warm.pid is not None
         os.kill(warm.pid, 9)

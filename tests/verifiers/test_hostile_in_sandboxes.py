@@ -40,7 +40,7 @@ async def sandbox(provider: SandboxProvider) -> AsyncIterator[Sandbox]:
     await opened.close()
 
 
-async def judge(workshop: Workshop, sandbox: Sandbox, body: str, timeout_s: float = 20.0) -> Score:
+async def judge(workshop: Workshop, sandbox: Sandbox, body: str, timeout_s: float = 60.0) -> Score:
     lines = "\n".join("    " + line for line in body.splitlines())
     code = f"import os, sys, time\ndef verify(env, final_answer=None):\n    env.exists('x')\n{lines}\n"
     task = Task(task_id="t", prompt="?", verifier={"type": "code", "code": code}, environment={"trusted": False})  # type: ignore[arg-type]
@@ -89,11 +89,11 @@ async def test_no_end_is_ended_from_outside(
     started = time.monotonic()
     with pytest.raises(VerifierTimeout):
         await judge(workshop, sandbox, body, timeout_s=2)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60
     await fine(workshop, provider)
     started = time.monotonic()
     await sandbox.close()
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 60
 
 
 async def test_memory_is_the_sandboxes_own(workshop: Workshop, provider: SandboxProvider, sandbox: Sandbox) -> None:
@@ -121,11 +121,17 @@ time.sleep(0.2)
 return 0.25"""
     with_pollution = await tried(workshop, sandbox, body)
     assert with_pollution in (0.25, None)
-    assert mark[:15] in comms()
+    await named(mark[:15], there=True)
     await fine(workshop, provider)
+    assert mark[:15] in comms()
     await sandbox.close()
-    async with asyncio.timeout(10):
-        while mark[:15] in comms():
+    await named(mark[:15], there=False)
+
+
+async def named(name: str, *, there: bool) -> None:
+    """Until a process of this name runs, or none does."""
+    async with asyncio.timeout(60):
+        while (name in comms()) != there:
             await asyncio.sleep(0.02)
 
 

@@ -227,11 +227,15 @@ class TestOverHttp:
 
 async def test_a_judges_concurrency_is_kept_to() -> None:
     inside = most = 0
+    two = asyncio.Event()
 
     async def reply(request: web.Request) -> web.Response:
         nonlocal inside, most
         inside += 1
         most = max(most, inside)
+        if inside == 2:
+            two.set()
+        await asyncio.wait_for(two.wait(), 60)
         await asyncio.sleep(0.02)
         inside -= 1
         return answer('{"score": 1}')

@@ -52,7 +52,7 @@ async def verdict(shop: Workshop | None, expected: Any, answer: str | None, **fi
 
 
 async def gone(pids: set[int]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while any(is_there(pid) for pid in pids):
             await asyncio.sleep(0.02)
 
@@ -95,9 +95,9 @@ async def test_a_comparison_that_hangs_is_killed_and_the_next_one_works(shop: Wo
     assert await verdict(shop, 9, r"\boxed{9}") == RIGHT
     pids = shop.maths().pids
     before = time.process_time()
-    with pytest.raises(VerifierTimeout, match=r"within 0\.5 s"):
-        await verdict(shop, 9, HANGS, limit_s=0.5)
-    assert time.process_time() - before < 0.2  # none of it happened here
+    with pytest.raises(VerifierTimeout, match=r"within 1\.5 s"):
+        await verdict(shop, 9, HANGS, limit_s=1.5)
+    assert time.process_time() - before < 0.75  # none of it happened here
     await gone(pids)
     assert await verdict(shop, 9, r"\boxed{9}") == RIGHT
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 from docker import APIClient
@@ -26,6 +28,13 @@ def daemon(needs_a_daemon: None) -> Iterator[Daemon]:
     api = APIClient(**kwargs_from_env())
     yield Daemon(api)
     api.close()
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder for sockets, whose paths must be short wherever the other folders are."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")

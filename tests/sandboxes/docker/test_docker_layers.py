@@ -16,6 +16,7 @@ from rollout_engine.sandboxes.docker import DockerProvider
 from tests.docker_here import Daemon
 
 pytestmark = pytest.mark.docker
+LIMIT_S = 60.0
 
 
 async def out(sandbox: Sandbox, script: str, user: str | None = None) -> str:
@@ -110,17 +111,26 @@ async def test_without_the_supervisor_too(plain: DockerProvider) -> None:
     assert await once(plain, handed, "cat keep made new; ls") == "kdone\nnew\nkeep\nmade\nnew"
 
 
+async def sleeping(sandbox: Sandbox, *seconds: int) -> None:
+    """Until these sleep, and no others: not shells that are about to."""
+    lines = "for each in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $each; echo; done 2>/dev/null"
+    wanted = "\n".join(f"sleep {each} " for each in seconds).strip()
+    async with asyncio.timeout(LIMIT_S):
+        while await out(sandbox, f"{lines} | grep '^sleep 10' | sort; true") != wanted:
+            await asyncio.sleep(0.05)
+
+
 async def test_quiescing_without_the_supervisor(plain: DockerProvider) -> None:
     sandbox = await plain.open(SandboxSpec())
     kept = await sandbox.start(["sh", "-c", "sleep 101 & sleep 102"])
     await sandbox.start(["sh", "-c", "sleep 103; true"])
     await out(sandbox, "setsid sh -c 'sleep 104 & sleep 105' > /dev/null 2>&1 &")
-    await asyncio.sleep(0.3)
+    await sleeping(sandbox, 101, 102, 103, 104, 105)
     await sandbox.quiesce([kept])
-    sleeps = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -o 'sleep 10[0-9]' | sort -u"
-    assert await out(sandbox, sleeps) == "sleep 101\nsleep 102"
+    await sleeping(sandbox, 101, 102)
+    assert (await sandbox.poll(kept)).exit_code is None
     await sandbox.quiesce()
-    assert await out(sandbox, f"{sleeps}; true") == ""
+    await sleeping(sandbox)
     await sandbox.close()
 
 

@@ -190,6 +190,9 @@ async def test_a_container_that_is_removed_from_outside(supervise: bool, daemon:
     await provider.close()
 
 
+LIMIT_S = 60.0
+
+
 class Wire:
     """A relay to the daemon that can be cut: a daemon that dies."""
 
@@ -214,8 +217,12 @@ class Wire:
         await asyncio.sleep(0)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
         there, back = await asyncio.open_unix_connection(self._target)
-        self._writers += [writer, back]
+        self._writers.append(back)
+        if writer.is_closing():  # it was cut meanwhile
+            back.transport.abort()
+            return
         with contextlib.suppress(OSError):
             await asyncio.gather(self._pour(reader, back), self._pour(there, writer))
 
@@ -229,9 +236,9 @@ class Wire:
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # of sockets that the package could not connect
 @pytest.mark.parametrize("supervise", [True, False])
-async def test_a_daemon_that_dies_is_away(supervise: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_daemon_that_dies_is_away(supervise: bool, short: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rollout_engine.sandboxes.docker.provider.REAP_S", 1.0)
-    async with Wire(tmp_path / "d.sock") as wire:
+    async with Wire(short / "d.sock") as wire:
         provider = DockerProvider(run="cut", engine_host=f"unix://{wire.path}", image="pybox", supervise=supervise)
         sandbox = await provider.open(SandboxSpec())
         running = asyncio.create_task(sandbox.exec(["sleep", "100"]))
@@ -239,9 +246,9 @@ async def test_a_daemon_that_dies_is_away(supervise: bool, tmp_path: Path, monke
         await wire.cut()
         for call in (running, sandbox.exec(["true"]), provider.open(SandboxSpec())):
             with pytest.raises(SandboxAway):
-                await asyncio.wait_for(call, 10)
-        await asyncio.wait_for(sandbox.close(), 10)
-        await asyncio.wait_for(provider.close(), 10)
+                await asyncio.wait_for(call, LIMIT_S)
+        await asyncio.wait_for(sandbox.close(), LIMIT_S)
+        await asyncio.wait_for(provider.close(), LIMIT_S)
     sweeper = DockerProvider(run="cut")
     await sweeper.close()
 
@@ -265,10 +272,10 @@ class BrittleWire(Wire):
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 async def test_a_daemon_that_dies_while_it_is_supplied_is_left_nothing(
-    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    daemon: Daemon, short: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supply, "_volumes", {})  # as in a new process
-    async with BrittleWire(tmp_path / "d.sock") as wire:
+    async with BrittleWire(short / "d.sock") as wire:
         provider = DockerProvider(run="supplied", engine_host=f"unix://{wire.path}", image="pybox")
         with pytest.raises(SandboxAway):
             await provider.open(SandboxSpec())
@@ -342,5 +349,6 @@ async def test_a_job_stopped_at_any_moment_of_its_start_has_ended(sandbox: Docke
         await asyncio.sleep(number % 7 * 0.0002)
         await sandbox.stop(job)
         assert (await sandbox.poll(job)).exit_code == -9
-    processes = await out(sandbox, "ls /proc | grep -c '^[0-9]'")
-    assert int(processes) < 8
+    async with asyncio.timeout(LIMIT_S):  # what is killed needs a core to end
+        while int(await out(sandbox, "ls /proc | grep -c '^[0-9]'")) >= 8:
+            await asyncio.sleep(0.05)

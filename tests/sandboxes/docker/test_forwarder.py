@@ -22,7 +22,7 @@ from rollout_engine.sandboxes.docker.linkframes import LINKS
 from rollout_engine.sandboxes.docker.links import Links
 from rollout_engine.sandboxes.docker.supply import compiled
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -140,14 +140,14 @@ async def said_back(port: int, data: bytes) -> bytes:
     return heard
 
 
-async def test_each_piece_comes_before_the_next_is_sent(program: Program, tmp_path: Path) -> None:
+async def test_each_piece_comes_before_the_next_is_sent(program: Program, short: Path) -> None:
     async def stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for _ in range(50):
             writer.write(b"piece\n")
             await writer.drain()
             assert await reader.readline() == b"heard\n"
 
-    async with asyncio.timeout(LIMIT_S), served(program, tmp_path, stream) as port:
+    async with asyncio.timeout(LIMIT_S), served(program, short, stream) as port:
         reader, writer = await connected(port)
         for _ in range(50):
             assert await reader.readline() == b"piece\n"
@@ -156,23 +156,23 @@ async def test_each_piece_comes_before_the_next_is_sent(program: Program, tmp_pa
         writer.close()
 
 
-async def test_half_closed_is_half_closed_on_the_other_side(program: Program, tmp_path: Path) -> None:
+async def test_half_closed_is_half_closed_on_the_other_side(program: Program, short: Path) -> None:
     async def answer_at_the_end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         data = await reader.read(-1)
         writer.write(b"%d bytes" % len(data))
         await writer.drain()
 
-    async with asyncio.timeout(LIMIT_S), served(program, tmp_path, answer_at_the_end) as port:
+    async with asyncio.timeout(LIMIT_S), served(program, short, answer_at_the_end) as port:
         assert await said_back(port, b"x" * 1_000_000) == b"1000000 bytes"
 
 
-async def test_more_connections_than_it_takes_at_once_all_get_their_own(program: Program, tmp_path: Path) -> None:
-    async with asyncio.timeout(LIMIT_S), served(program, tmp_path, echo) as port:
+async def test_more_connections_than_it_takes_at_once_all_get_their_own(program: Program, short: Path) -> None:
+    async with asyncio.timeout(LIMIT_S), served(program, short, echo) as port:
         sent = [bytes([number % 256]) * 20_000 + b"%d" % number for number in range(LINKS + 100)]
         assert await asyncio.gather(*(said_back(port, data) for data in sent)) == sent
 
 
-async def test_a_slow_reader_holds_back_its_own_writer_and_nobody_else(program: Program, tmp_path: Path) -> None:
+async def test_a_slow_reader_holds_back_its_own_writer_and_nobody_else(program: Program, short: Path) -> None:
     sent = 0
 
     async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -184,7 +184,7 @@ async def test_a_slow_reader_holds_back_its_own_writer_and_nobody_else(program: 
                 sent += 65536
         writer.write(b"quick")
 
-    async with asyncio.timeout(LIMIT_S), served(program, tmp_path, flood) as port:
+    async with asyncio.timeout(LIMIT_S), served(program, short, flood) as port:
         slow, slow_writer = await connected(port)
         slow_writer.write(b"flood\n")
         await slow.readexactly(1)
@@ -199,7 +199,7 @@ async def test_a_slow_reader_holds_back_its_own_writer_and_nobody_else(program: 
 
 
 @pytest.mark.parametrize("reset", [False, True], ids=["closes", "resets"])
-async def test_a_program_that_goes_away_is_gone_for_the_server(program: Program, tmp_path: Path, reset: bool) -> None:
+async def test_a_program_that_goes_away_is_gone_for_the_server(program: Program, short: Path, reset: bool) -> None:
     gone = asyncio.Event()
 
     async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -209,7 +209,7 @@ async def test_a_program_that_goes_away_is_gone_for_the_server(program: Program,
         finally:
             gone.set()
 
-    async with asyncio.timeout(LIMIT_S), served(program, tmp_path, wait) as port:
+    async with asyncio.timeout(LIMIT_S), served(program, short, wait) as port:
         _, writer = await connected(port)
         if reset:
             sock: socket.socket = writer.get_extra_info("socket")
@@ -220,41 +220,42 @@ async def test_a_program_that_goes_away_is_gone_for_the_server(program: Program,
         await gone.wait()
 
 
-async def test_a_server_that_goes_away_is_gone_for_the_program(program: Program, tmp_path: Path) -> None:
+async def test_a_server_that_goes_away_is_gone_for_the_program(program: Program, short: Path) -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readline()
         writer.transport.abort()
 
-    async with asyncio.timeout(LIMIT_S), served(program, tmp_path, hang_up) as port:
+    async with asyncio.timeout(LIMIT_S), served(program, short, hang_up) as port:
         reader, writer = await connected(port)
         writer.write(b"line\n")
         assert await reader.read() == b""
         writer.close()
 
 
-async def test_without_a_server_connections_are_closed_and_it_lives_on(program: Program, tmp_path: Path) -> None:
-    async with asyncio.timeout(LIMIT_S), forwarding(program, tmp_path / "s") as found:
+async def test_without_a_server_connections_are_closed_and_it_lives_on(program: Program, short: Path) -> None:
+    async with asyncio.timeout(LIMIT_S), forwarding(program, short / "s") as found:
         reader, writer = await connected(found.port)
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
         writer.close()
-        async with await asyncio.start_unix_server(echo, tmp_path / "s"):
+        async with await asyncio.start_unix_server(echo, short / "s"):
             assert await said_back(found.port, b"there") == b"there"
 
 
-async def test_a_port_that_is_taken_is_told_by_its_errno(program: Program, tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_is_told_by_its_errno(program: Program, short: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        async with forwarding(program, tmp_path / "s", taken.getsockname()[1]) as found:
+        async with forwarding(program, short / "s", taken.getsockname()[1]) as found:
             assert -found.port == errno.EADDRINUSE
 
 
-async def test_connections_that_end_leave_no_descriptor(program: Program, tmp_path: Path) -> None:
-    path = tmp_path / "s"
+async def test_connections_that_end_leave_no_descriptor(program: Program, short: Path) -> None:
+    path = short / "s"
     async with (
         asyncio.timeout(LIMIT_S),
         await asyncio.start_unix_server(echo, path),
         forwarding(program, path) as found,
     ):
+        assert await said_back(found.port, b"x") == b"x"  # it says its port before it has all that it needs
         folders = [f"/proc/{pid}/fd" for pid in (found.process.pid, os.getpid())]
         before = [len(os.listdir(folder)) for folder in folders]
         for _ in range(20):
@@ -263,7 +264,7 @@ async def test_connections_that_end_leave_no_descriptor(program: Program, tmp_pa
             await asyncio.sleep(0.01)
 
 
-async def test_when_it_is_killed_all_connections_end_and_that_is_told(binary: Path, tmp_path: Path) -> None:
+async def test_when_it_is_killed_all_connections_end_and_that_is_told(binary: Path, short: Path) -> None:
     ended: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def wait(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -272,7 +273,7 @@ async def test_when_it_is_killed_all_connections_end_and_that_is_told(binary: Pa
         ended.put_nowait(await reader.read())
         writer.close()
 
-    path = tmp_path / "s"
+    path = short / "s"
     async with (
         asyncio.timeout(LIMIT_S),
         await asyncio.start_unix_server(wait, path),

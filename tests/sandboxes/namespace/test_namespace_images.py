@@ -27,6 +27,7 @@ from docker.utils import kwargs_from_env
 from rollout_engine.errors import SandboxError, SandboxStartError, SandboxUnavailable
 from rollout_engine.sandboxes.base import Recipe, SandboxSpec
 from rollout_engine.sandboxes.docker.failures import DockerImageMissing
+from rollout_engine.sandboxes.docker.owner import OWNER, Owner
 from rollout_engine.sandboxes.namespace import NamespaceProvider, NamespaceSandbox
 from tests import docker_here
 from tests.sandboxes.backends import run_as
@@ -142,8 +143,6 @@ class TestDaemon:
     async def test_an_image_is_exported_once_and_leaves_no_container(
         self, images: NamespaceProvider, api: APIClient
     ) -> None:
-        of_it = {"ancestor": "busybox"}  # others may use the daemon meanwhile
-        before = {found["Id"] for found in api.containers(all=True, filters=of_it)}
         spec = SandboxSpec(image="busybox")
         boxes = await asyncio.gather(*(images.open(spec) for _ in range(4)))
         said = await asyncio.gather(
@@ -153,7 +152,8 @@ class TestDaemon:
         await asyncio.gather(*(box.close() for box in boxes))
         [name] = held(images)
         assert str(api.inspect_image("busybox")["Id"]).removeprefix("sha256:").startswith(name.split(".")[0])
-        assert {found["Id"] for found in api.containers(all=True, filters=of_it)} <= before
+        mine = {"ancestor": "busybox", "label": f"{OWNER}={Owner.me()}"}  # others may use the daemon meanwhile
+        assert api.containers(all=True, filters=mine) == []
 
     async def test_python_runs_in_one_and_setup_is_prepared_on_it(self, images: NamespaceProvider) -> None:
         spec = await images.prepare(SandboxSpec(image="pybox"), Recipe({"a": b"1"}, ("echo 2 > b",)))
@@ -407,7 +407,7 @@ class TestTogether:
             seen |= {path.name for path in with_cache.glob("unpacking.*")} if with_cache.exists() else set()
             await asyncio.sleep(0.005)
         assert [owner.communicate()[0].strip() for owner in owners] == ["here"] * 3
-        assert len(seen) == 1, seen
+        assert len(seen) <= 1, seen  # none, where it was over before it was looked for
         assert len(list((tmp_path / "cache").glob("*/root"))) == 1
         assert unfinished(tmp_path / "cache") == []
 
@@ -418,7 +418,7 @@ class TestTogether:
         (tmp_path / "root.tar").write_bytes(pack(*files, entry("mark", b"here"), root=busybox_root(tmp_path / "r")))
         cache = tmp_path / "cache"
         owner = start_owner(cache, tmp_path / "root.tar")
-        end = time.monotonic() + 60
+        end = time.monotonic() + 120
         while len(list(cache.glob("unpacking.*/root/f*"))) < 50:
             assert time.monotonic() < end
             assert owner.poll() is None
@@ -440,7 +440,7 @@ class TestTogether:
         cache = tmp_path / "cache"
         provider = NamespaceProvider(cache=cache)
         opening = asyncio.create_task(provider.open(SandboxSpec(tar=str(tmp_path / "root.tar"))))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             while len(list(cache.glob("unpacking.*/root/f*"))) < 50:
                 await asyncio.sleep(0.005)
         await provider.close()
@@ -503,6 +503,6 @@ class TestBounded:
 
 async def let_go(provider: NamespaceProvider) -> None:
     """Until it holds no root any more."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while provider._sources._held:
             await asyncio.sleep(0.02)

@@ -132,7 +132,9 @@ class TestExport:
     async def test_a_daemon_writes_nothing_after_the_export(self, provider: NamespaceProvider) -> None:
         agent = await provider.open(SandboxSpec())
         await agent.exec(["sh", "-c", "setsid sh -c 'while :; do date +%N > reward; done' >/dev/null 2>&1 &"])
-        await asyncio.sleep(0.05)
+        async with asyncio.timeout(60):
+            while not (await agent.exec(["test", "-s", "reward"])).ok:
+                await asyncio.sleep(0.01)
         verifier = await provider.open(SandboxSpec(layers=(await agent.export(["."]),)))
         first = await verifier.read_file("reward")
         await asyncio.sleep(0.05)
