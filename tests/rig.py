@@ -78,7 +78,7 @@ class Bench:
 
     async def run(self, task: Task | None = None, model: str = "m", **fields: Any) -> RolloutRecord:
         rollout = self.rollout(task if task is not None else task_of(), model, **fields)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await rollout.run()
         return rollout.record
 
@@ -192,7 +192,7 @@ class Gate:
         with self._lock:
             self._watchers.append((count, loop, future))
             self._tell()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await future
 
     def _tell(self) -> None:
