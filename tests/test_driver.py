@@ -808,6 +808,12 @@ async def test_closing_commits_what_has_arrived_and_tells_who_waits() -> None:
     assert len(drive.rows) == 2
 
 
+async def test_work_that_is_cancelled_before_its_first_step_is_closed_and_not_warned_of() -> None:
+    async with driving() as drive:
+        drive.driver.board.spawn(asyncio.sleep(1.0), "never begun").cancel()
+        await asyncio.sleep(0)
+
+
 async def test_a_disk_that_refuses_ends_the_run_and_acknowledges_nothing() -> None:
     class Full(MemoryStore):
         def write(self, batches: list[pa.RecordBatch]) -> None:
