@@ -132,6 +132,7 @@ class Board:
         task = self.loop.create_task(self._guard(work), name=name)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: work.close())  # cancelled before its first step, it was never awaited
         return task
 
     async def _guard(self, work: Coroutine[object, object, None]) -> None:

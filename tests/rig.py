@@ -78,7 +78,7 @@ class Bench:
 
     async def run(self, task: Task | None = None, model: str = "m", **fields: Any) -> RolloutRecord:
         rollout = self.rollout(task if task is not None else task_of(), model, **fields)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(120):
             await rollout.run()
         return rollout.record
 

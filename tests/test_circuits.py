@@ -404,7 +404,8 @@ def kinds(rows: list[RolloutRecord]) -> Counter[tuple[str, str | None, str | Non
 
 async def test_a_host_that_makes_no_sandbox_costs_no_rollout_its_row() -> None:
     Fragile.broken = 1
-    async with driving(config_of(k=2, retry={"max_retries": 20}), hosts=Hosts(2)) as drive:
+    retry = {"max_retries": 20, "breaker_pause_s": 10.0}  # so that the number of probes is not that of seconds
+    async with driving(config_of(k=2, retry=retry), hosts=Hosts(2)) as drive:
         rows = await drive.run([task_of(task_id=f"t{number}", **BOXED) for number in range(40)])
         notes = drive.driver.progress.notes
     assert_each_key_once(rows, 80)

@@ -45,7 +45,7 @@ def test_a_python_block_runs_as_it_stands(page: Path, number: int, place: Path) 
     script = place / "block.py"
     script.write_text(blocks(page, "python")[number])
     command = [sys.executable, str(script)]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
 
 
@@ -59,7 +59,7 @@ def test_a_run_filters_the_tasks_of_the_next_one_as_the_page_says(tmp_path: Path
     for name in ("qa.toml", "qa.jsonl"):
         shutil.copy(ROOT / "examples/tasks" / name, tmp_path)
     whole = f'set -e\nrollout() {{ {sys.executable} -m rollout_engine "$@"; }}\n{script}'
-    done = subprocess.run(["sh", "-c", whole], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(["sh", "-c", whole], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     first = pq.read_table(tmp_path / "runs/first/rewards.parquet").to_pylist()
     second = pq.read_table(tmp_path / "runs/second/rewards.parquet").to_pylist()
@@ -71,7 +71,7 @@ def test_a_run_filters_the_tasks_of_the_next_one_as_the_page_says(tmp_path: Path
 @pytest.mark.parametrize("example", QUICK)
 def test_an_example_runs(example: str) -> None:
     script = ROOT / "examples" / example
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=600)
     assert done.returncode == 0, done.stderr
     assert done.stdout
 

@@ -145,7 +145,7 @@ class Drive:
 
     async def done(self, submission: Submission) -> list[RolloutRecord]:
         """All rows, once the submission is done."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             await submission.done.wait()
         if submission.error is not None:
             raise submission.error
@@ -164,7 +164,7 @@ class Drive:
         return self.driver.board.scheduler.held_count == 0 and self.driver.board.commits.waiting_bytes == 0
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not holds():
                 await asyncio.sleep(0.005)
 
@@ -200,6 +200,8 @@ async def read_to_the_end(stream: Stream[pa.RecordBatch]) -> tuple[int, BaseExce
 
 
 FAST_RETRY = {"backoff_s": 0.0, "breaker_failures": 0}
+SLOWER_THAN_COMMITS = {"latency_ms": 100}
+"""Rows count once they are committed: how many more are begun until then says how busy the machine is."""
 
 
 # -- the main path ----------------------------------------------------------------------------------------------------
@@ -271,6 +273,8 @@ async def test_an_endless_source_is_planned_no_further_than_plan_ahead() -> None
         submission = drive.submit(endless())
         await gate.reached(4)
         await drive.until(lambda: drive.driver.board.scheduler.pending >= 100)
+        await drive.until(lambda: drive.driver.board.scheduler.held_count == 6)
+        await drive.until(lambda: drive.driver.board.scheduler.pending >= 100)
         await asyncio.sleep(0.05)
         assert 100 <= drive.driver.board.scheduler.pending < 105
         assert drive.driver.board.scheduler.held_count == 6
@@ -286,8 +290,12 @@ async def test_an_endless_source_is_planned_no_further_than_plan_ahead() -> None
 
 
 async def test_nothing_is_granted_while_a_consumer_is_behind_and_it_goes_on_once_it_reads() -> None:
-    host = {"slots": 4, "prefetch": 0.0, "lease_s": 0.4}  # a heartbeat every tenth of a second
-    config = make_config(host=host, store={"max_unread_rows": 10}, plan_ahead=20)
+    config = make_config(
+        scripted(**SLOWER_THAN_COMMITS),
+        host={"slots": 4, "prefetch": 0.0},
+        store={"max_unread_rows": 10},
+        plan_ahead=20,
+    )
     async with driving(config) as drive:
         submission = drive.submit(make_tasks(40), read=True)
         stream = submission.stream
@@ -484,7 +492,7 @@ async def test_a_host_that_fails_for_a_while_is_asked_again_and_loses_nothing() 
 
 async def test_a_host_that_stays_silent_for_longer_than_its_lease_is_lost() -> None:
     gate = Gate()
-    config = make_config(host={"lease_s": 0.5}, **gated(gate))
+    config = make_config(host={"lease_s": 3.0}, **gated(gate))
     async with driving(config, hosts=Hosts(2)) as drive:
         submission = drive.submit(make_tasks(4))
         await gate.reached(4)
@@ -499,7 +507,7 @@ async def test_a_host_that_stays_silent_for_longer_than_its_lease_is_lost() -> N
 
 async def test_keys_that_a_host_has_forgotten_are_planned_again() -> None:
     gate = Gate()
-    async with driving(make_config(host={"lease_s": 0.8}, **gated(gate))) as drive:
+    async with driving(make_config(host={"lease_s": 8.0}, **gated(gate))) as drive:
         submission = drive.submit(make_tasks(4))
         await gate.reached(4)
         host = drive.hosts.handles[0].host
@@ -593,7 +601,7 @@ async def test_calls_at_a_server_never_exceed_the_limit_also_while_a_host_is_los
     solutions = {f"t{number}": str(number) for number in range(40)}
     async with ModelServer({"m": ModelSpec(name="m", kind="scripted", options=options)}, solutions=solutions) as server:
         model = served(server.url, seed_header=True, max_concurrency=5)
-        config = make_config(model, k=2, host={"lease_s": 0.3})
+        config = make_config(model, k=2, host={"lease_s": 3.0})
         async with driving(config, hosts=Hosts(3, replacements=1)) as drive:
             submission = drive.submit(make_tasks(40))
             await drive.until(lambda: drive.driver.progress.done >= 10)
@@ -621,7 +629,11 @@ PRICED = {"price_completion": 1e6}
 
 async def test_a_spent_budget_ends_the_run_cleanly_with_every_rollout_accounted_for() -> None:
     config = make_config(
-        {**scripted(tokens=1), **PRICED}, k=2, max_cost_usd=5.0, host={"slots": 2, "prefetch": 0.0}, plan_ahead=10
+        {**scripted(tokens=1, **SLOWER_THAN_COMMITS), **PRICED},
+        k=2,
+        max_cost_usd=5.0,
+        host={"slots": 2, "prefetch": 0.0},
+        plan_ahead=10,
     )
     async with driving(config) as drive:
         rows = await drive.run(make_tasks(40))
@@ -681,7 +693,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_model_that_only_breaks_is_given_up_and_the_other_untouched(fault: str) -> None:
-    bad = {**scripted("bad", retry_after_s=0.0, **{fault: 1.0}), "call_retries": 0, "call_timeout_s": 0.02}
+    limit = {"call_timeout_s": 0.02} if fault == "p_hang" else {}  # which a busy machine takes for a call of the others
+    bad = {**scripted("bad", retry_after_s=0.0, **{fault: 1.0}), "call_retries": 0, **limit}
     rules = {"max_retries": 1, "backoff_s": 0.0, "breaker_failures": 6, "breaker_pause_s": 0.02, "breaker_trips": 2}
     config = make_config(scripted("good"), bad, k=2, retry=rules, host={"slots": 8, "prefetch": 0.0})
     async with driving(config) as drive:
@@ -747,21 +760,21 @@ async def test_draining_lets_run_what_runs_commits_it_and_starts_nothing() -> No
         drive.submit(make_tasks(40))
         await gate.reached(6)
         draining = asyncio.create_task(drive.driver.drain())
-        await asyncio.sleep(0.05)
+        await drive.until(lambda: all(handle.host._held.paused for handle in drive.hosts.handles))
         assert not draining.done()
         gate.open()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await draining
     assert len({row.key for row in drive.rows}) == len(drive.rows) == gate.arrived == 6
 
 
 async def test_draining_at_the_very_beginning_and_with_nothing_to_do_ends() -> None:
     async with driving(hosts=Hosts(2)) as drive:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await drive.driver.drain()
     async with driving(hosts=Hosts(2)) as drive:
         drive.submit(make_tasks(500))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await drive.driver.drain()
         running = sum(handle.host._held.active for handle in drive.hosts.handles)
         assert running == 0
@@ -775,7 +788,7 @@ async def test_draining_ends_when_the_last_host_is_lost() -> None:
         draining = asyncio.create_task(drive.driver.drain())
         await asyncio.sleep(0)
         await drive.hosts.handles[0].die()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await draining
 
 
@@ -793,6 +806,12 @@ async def test_closing_commits_what_has_arrived_and_tells_who_waits() -> None:
     with pytest.raises(RunError, match="closed before this submission was done"):
         [batch async for batch in submission.stream]
     assert len(drive.rows) == 2
+
+
+async def test_work_that_is_cancelled_before_its_first_step_is_closed_and_not_warned_of() -> None:
+    async with driving() as drive:
+        drive.driver.board.spawn(asyncio.sleep(1.0), "never begun").cancel()
+        await asyncio.sleep(0)
 
 
 async def test_a_disk_that_refuses_ends_the_run_and_acknowledges_nothing() -> None:
@@ -822,13 +841,13 @@ async def test_a_disk_that_refuses_ends_the_run_and_acknowledges_nothing() -> No
 async def test_a_run_in_which_nothing_ends_is_ended_and_says_what_everything_waits_for() -> None:
     gate = Gate()
     tasks = [task_of(task_id="verifies", verifier=gated_verifier(gate)), task_of(task_id="runs")]
-    config = make_config(no_progress_s=0.3, host={"slots": 1, "prefetch": 0.0}, **gated(gate))
+    config = make_config(no_progress_s=2.0, host={"slots": 1, "prefetch": 0.0}, **gated(gate))
     async with driving(config) as drive:
         submission = drive.submit(tasks)
         await gate.reached(1)
         gate.let(1)
         await gate.reached(3)
-        with pytest.raises(RunError, match=r"nothing has gone forward for 0.3 s") as caught:
+        with pytest.raises(RunError, match=r"nothing has gone forward for 2 s") as caught:
             await drive.done(submission)
     text = str(caught.value)
     assert "0 rollouts wait for a host" in text
@@ -837,12 +856,12 @@ async def test_a_run_in_which_nothing_ends_is_ended_and_says_what_everything_wai
 
 
 async def test_a_consumer_that_does_not_read_is_not_taken_for_a_run_that_is_stuck() -> None:
-    config = make_config(no_progress_s=0.3, store={"max_unread_rows": 2}, host={"slots": 2, "prefetch": 0.0})
+    config = make_config(no_progress_s=1.0, store={"max_unread_rows": 2}, host={"slots": 2, "prefetch": 0.0})
     async with driving(config) as drive:
         stream = drive.submit(make_tasks(12), read=True).stream
         assert stream is not None
         await drive.until(lambda: stream.unread_rows > 2)
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.5)
         assert drive.driver.fatal is None
         assert sum([batch.num_rows async for batch in stream]) == 12
 
@@ -877,7 +896,7 @@ async def test_whatever_happens_together_every_key_has_one_row(seed: int) -> Non
         {**scripted("b", p_garbage=0.1, latency_ms=1), "call_retries": 0},
     ]
     retry = {"max_retries": 2, "backoff_s": 0.01, "max_host_losses": 4, "breaker_failures": 8, "breaker_pause_s": 0.01}
-    host = {"slots": random_.choice([2, 5, 16]), "prefetch": 0.5, "lease_s": 2.0, "max_batch_rows": 3}
+    host = {"slots": random_.choice([2, 5, 16]), "prefetch": 0.5, "lease_s": 8.0, "max_batch_rows": 3}
     config = make_config(*models, k=3, retry=retry, host=host, store={"max_unread_rows": 40}, plan_ahead=50)
     async with driving(config, hosts=Hosts(3, replacements=99)) as drive:
         submission = drive.submit(make_tasks(30), read=True)

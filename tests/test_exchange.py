@@ -97,7 +97,7 @@ def test_every_key_is_committed_once_whatever_is_lost_doubled_or_late(
         host = Host(make_plan(make_config(k=k, host={"slots": slots})))
         await host.open()
         side, wire = Side(list(make_tasks(n)), k), Wire(host, fates)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while side.open:
                 reply = await wire.exchange(side.request())
                 if reply is not None:
@@ -134,12 +134,12 @@ async def test_a_key_that_the_host_does_not_hold_is_noticed_and_named() -> None:
 
 async def test_a_host_without_its_driver_cancels_its_rollouts_when_its_lease_ends() -> None:
     gone = asyncio.Event()
-    config = make_config({"name": "m", "kind": "scripted", "options": {"latency_ms": 60_000}}, host={"lease_s": 0.2})
+    config = make_config({"name": "m", "kind": "scripted", "options": {"latency_ms": 60_000}}, host={"lease_s": 2.0})
     host = Host(make_plan(config), on_expired=gone.set)
     await host.open()
     side = Side(list(make_tasks(1)), 1)
     side.take_in(await host.exchange(side.request()))
     side.take_in(await host.exchange(side.request()))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await gone.wait()
     assert all(entry.task is not None and entry.task.done() for entry in host._held.entries.values())

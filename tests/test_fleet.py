@@ -88,9 +88,9 @@ async def test_a_draining_host_hands_back_what_does_not_end_in_time_and_no_loss_
         submission = drive.submit(make_tasks(8))
         await gate.reached(8)
         began = time.monotonic()
-        drain(hosts, 0, 2.0)
+        drain(hosts, 0, 8.0)
         await drive.until(lambda: "drained" in kinds(drive))
-        assert 1.0 < time.monotonic() - began < 2.0
+        assert 4.0 < time.monotonic() - began < 8.0
         assert gate.inside == 4, "what was handed back still runs there"
         gate.open()
         rows = await drive.done(submission)
@@ -210,7 +210,7 @@ async def test_a_loss_and_its_recovery_are_on_record() -> None:
     assert (found["host_lost"].host, found["host_lost"].node, found["host_lost"].rollouts) == ("host-0", "node-0", lost)
     assert found["recovered"].rollouts == lost
     assert found["recovered"].seconds is not None
-    assert found["recovered"].seconds < 10
+    assert found["recovered"].seconds < 60
 
 
 def test_a_node_is_named_by_its_id_and_address() -> None:

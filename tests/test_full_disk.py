@@ -127,7 +127,7 @@ class TestRollouts:
 
 class TestRunDirectory:
     async def test_a_run_ends_with_an_error_and_goes_on_once_there_is_room(self, small_disk: Path) -> None:
-        config = make_config(scripted(tokens=2000, latency_ms=5), k=4, host={"slots": 8})
+        config = make_config(scripted(tokens=2000, latency_ms=5), k=4, store={"max_unread_rows": 20}, host={"slots": 8})
         tasks = list(make_tasks(100))
         filler = None
         try:

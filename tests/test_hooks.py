@@ -32,7 +32,7 @@ CALLS: list[str] = []
 def _short(monkeypatch: pytest.MonkeyPatch) -> None:
     CALLS.clear()
     for name in ("SETUP_S", "CLEANUP_S", "TEARDOWN_S"):
-        monkeypatch.setattr(hooks, name, 0.2)
+        monkeypatch.setattr(hooks, name, 0.5)
 
 
 class Hooks:
@@ -164,7 +164,7 @@ async def test_a_cancelled_rollout_is_cleaned_up_after() -> None:
     task = asyncio.create_task(
         hooked(work, owner, None, None, note=noting(notes), failed=SetupError, late=SetupTimeout)
     )
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while "working" not in CALLS:
             await asyncio.sleep(0)
         task.cancel()
@@ -191,7 +191,7 @@ async def test_teardown_comes_once_with_the_host(caplog: pytest.LogCaptureFixtur
     request = Request(1, 1, 2, (spec_of(task), spec_of(task, key=1, attempt=1)), {body_digest(body): body},
                       limits=HostLimits(leases, linger_s=0.5))  # fmt: skip
     rows = 0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         number = 1
         while rows < 2:
             reply = await host.exchange(request)

@@ -54,7 +54,7 @@ def server_in_a_thread(handler: Handler) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(60)
     try:
         yield f"http://127.0.0.1:{started[0]}/v1"
     finally:
@@ -89,7 +89,7 @@ async def drive(config: RunConfig, tasks: list[Task], store: MemoryStore) -> Non
         for task in tasks:
             await feed.put(task)
         await feed.put(None)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(180):
             await submission.done.wait()
     finally:
         await driver.close()
@@ -201,7 +201,7 @@ def test_a_verifier_whose_regex_backtracks_without_end() -> None:
         task_of(task_id="other", verifier={"type": "match", "expected": "!", "pattern": "!"}),
     ]
     with server_in_a_thread(evil) as url:
-        config = make_config(served(url), k=2, limits={"verify_s": 0.5})
+        config = make_config(served(url), k=2, limits={"verify_s": 2.0})
         rows = run_and_watch(config, tasks)
     assert {row.score for row in rows if row.task_id == "other"} == {1.0}
     hung = [row for row in rows if row.task_id != "other"]

@@ -38,12 +38,14 @@ def _uncollected() -> Iterator[None]:
 async def remains(rig: Bench, task: Task, **fields: Any) -> object:
     """What is left of a rollout that has ended and that nobody holds; None: nothing."""
     rollout = rig.rollout(task, **fields)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.create_task(rollout.run())
         left = weakref.ref(rollout)
         del rollout
-        for _ in range(5):  # timers that were cancelled are closed by the loop's next rounds
-            await asyncio.sleep(0.001)
+        for _ in range(200):  # timers that were cancelled are closed by the loop's next rounds, connections by theirs
+            await asyncio.sleep(0.005)
+            if left() is None:
+                break
     return left()
 
 

@@ -75,7 +75,7 @@ def test_a_bucket_counts_what_is_not_above_its_bound(seconds: list[float]) -> No
 
 def scrape(url: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
     """Sample name -> labels -> value, parsed as Prometheus does it."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         text = answer.read().decode()
     found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
     for family in text_string_to_metric_families(text):
@@ -92,7 +92,7 @@ async def test_a_run_without_ray_is_scraped_and_its_numbers_are_those_of_its_row
         url = engine.metrics_url
         assert url is not None
         found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while sum(found.get("rollout_ended_total", {}).values()) < 64:
                 await asyncio.sleep(0.1)
                 found = await asyncio.to_thread(scrape, url)

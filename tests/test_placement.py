@@ -155,7 +155,7 @@ def test_a_host_takes_the_drivers_time_from_the_request_that_came_fastest(off: f
     clock = DriverClock()
     for delay in (3.0, 0.5, 9.0):
         clock.heard(time.time() + off - delay)
-    assert clock.now() == pytest.approx(time.time() + off - 0.5, abs=0.2)
+    assert clock.now() == pytest.approx(time.time() + off - 0.5, abs=1.0)
 
 
 def test_a_clocks_offset_is_known_up_to_half_of_the_exchange() -> None:

@@ -48,23 +48,27 @@ async def test_without_a_check_it_is_only_started(sandbox: Sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "health", "said"),
+    ("command", "health", "limit_s", "said"),
     [
-        ("echo no port left >&2; exit 3", "test -e never", "service 's' ended with 3: no port left"),
-        ("echo starting; sleep 300", "test -e never", "is not healthy within 0.3 s (test -e never): starting"),
-        ("sleep 300", "sleep 300", "is not healthy within 0.3 s (sleep 300)"),
+        ("echo no port left >&2; exit 3", "test -e never", 60, "service 's' ended with 3: no port left"),
+        ("echo starting; sleep 300", "test -e never", 2, "is not healthy within 2 s (test -e never): starting"),
+        ("sleep 300", "sleep 300", 0.3, "is not healthy within 0.3 s (sleep 300)"),
     ],
 )
-async def test_one_that_does_not_come_up(sandbox: Sandbox, command: str, health: str, said: str) -> None:
+async def test_one_that_does_not_come_up(
+    sandbox: Sandbox, command: str, health: str, limit_s: float, said: str
+) -> None:
     with pytest.raises(SetupError) as caught:
-        await start_services([service(command, health, health_timeout_s=0.3)], sandbox)
+        await start_services([service(command, health, health_timeout_s=limit_s)], sandbox)
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize(("command", "again"), [("sleep 300", True), ("exit 3", False)])
-async def test_only_one_that_is_late_is_worth_another_try(sandbox: Sandbox, command: str, again: bool) -> None:
+@pytest.mark.parametrize(("command", "limit_s", "again"), [("sleep 300", 0.3, True), ("exit 3", 60, False)])
+async def test_only_one_that_is_late_is_worth_another_try(
+    sandbox: Sandbox, command: str, limit_s: float, again: bool
+) -> None:
     with pytest.raises(SetupError) as caught:
-        await start_services([service(command, "test -e never", health_timeout_s=0.3)], sandbox)
+        await start_services([service(command, "test -e never", health_timeout_s=limit_s)], sandbox)
     assert caught.value.retryable is again
 
 

@@ -60,11 +60,11 @@ async def test_a_models_error_passes_through_without_a_turn() -> None:
 async def test_it_adds_microseconds() -> None:
     agent, model, turns = SingleTurn(), Model(), list[Turn]()
     best = 1.0
-    for _ in range(20):
-        start = time.perf_counter()
+    for _ in range(200):
+        start = time.thread_time()
         for _ in range(100):
             await agent.run(TASK, model, None, LIMITS, turns.append)
-        best = min(best, (time.perf_counter() - start) / 100)
+        best = min(best, (time.thread_time() - start) / 100)
     assert best < 10e-6
 
 

@@ -68,7 +68,7 @@ async def test_what_a_thrown_away_try_used_is_in_the_row_that_its_rollout_gets()
 
 async def test_tries_that_are_thrown_away_spend_the_budget() -> None:
     """With rows alone, five dollars would pay for five of these; with all their tries, for two at most."""
-    config = make_config({**scripted(tokens=1), **PRICED}, max_cost_usd=5.0, **stumbling(falls=2))
+    config = make_config({**scripted(tokens=1, latency_ms=50), **PRICED}, max_cost_usd=5.0, **stumbling(falls=2))
     async with driving(config) as drive:
         rows = await drive.run(make_tasks(20))
         used = drive.driver.board.spending.used
@@ -100,7 +100,7 @@ async def test_a_budget_of_tokens_ends_a_run_cleanly_and_its_rows_name_it() -> N
 
 
 async def run_of(path: Path, *, resume: bool = False, **fields: Any) -> Counter[str]:
-    model = scripted(tokens=10)
+    model = scripted(tokens=10, latency_ms=30)
     options = {"sandbox": "none", "ray": "off", "host": {"slots": 2, "prefetch": 0.0}, **fields}
     async with RolloutEngine([model], run_dir=path, resume=resume, retry_failed=resume, **options) as engine:
         await engine.finish(make_tasks(20))

@@ -205,8 +205,10 @@ async def test_a_status_that_cannot_be_written_stops_no_run(tmp_path: Path, capl
     run_dir = tmp_path / "run"
     gate = Gate()
     async with RolloutEngine(config=make_config(**gated(gate)), run_dir=run_dir) as engine:
-        (run_dir / "status.json").unlink(missing_ok=True)
-        (run_dir / "status.json").mkdir()
+        while not (run_dir / "status.json").is_dir():
+            (run_dir / "status.json").unlink(missing_ok=True)
+            with contextlib.suppress(FileExistsError):  # written meanwhile
+                (run_dir / "status.json").mkdir()
         (run_dir / "status.json" / "in the way").write_text("")
         work = asyncio.create_task(engine.finish(make_tasks(3)))
         await gate.reached(3)
@@ -234,6 +236,11 @@ async def test_a_live_run_says_where_it_stands_and_what_its_rollouts_wait_for(tm
     assert status.models[0].calls == 10
 
 
+def refused_once_and_three_in_flight(status: Status) -> bool:
+    judge = status.models[-1] if status.models else None
+    return judge is not None and (judge.in_flight, judge.rate_limited, judge.retries) == (3, 1, 1)
+
+
 async def test_limits_that_adapt_and_judges_are_seen_with_their_refusals(tmp_path: Path) -> None:
     """The server refuses the first call of the judge, who may make three at once."""
     hold, run_dir, refused = asyncio.Event(), tmp_path / "run", []
@@ -255,7 +262,7 @@ async def test_limits_that_adapt_and_judges_are_seen_with_their_refusals(tmp_pat
         async with RolloutEngine(config=config, run_dir=run_dir) as engine:
             work = asyncio.create_task(engine.finish([task_of(task_id=f"t{n}", verifier=JUDGED) for n in range(8)]))
             try:
-                status = await seen(run_dir, lambda status: bool(status.models) and status.models[-1].in_flight == 3)
+                status = await seen(run_dir, refused_once_and_three_in_flight)
             finally:
                 hold.set()
                 await work
@@ -278,7 +285,7 @@ def drawn(table: Table) -> list[str]:
 
 async def seen(run_dir: Path, condition: Any) -> Status:
     """The first status for which it is true."""
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(60):
         while True:
             raw = await asyncio.to_thread(read_status, run_dir, MAX_STATUS_BYTES)
             if raw is not None and condition(status := parse_status(raw, "x")):

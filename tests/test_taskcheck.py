@@ -38,7 +38,7 @@ def own(how: str, solution: str | None = None) -> Task:
     return task({"type": f"{__name__}:Own", "how": how}, solution)
 
 
-async def found(*tasks: Task, timeout_s: float = 5.0) -> list[str]:
+async def found(*tasks: Task, timeout_s: float = 60.0) -> list[str]:
     findings = await check_verifiers(tasks, timeout_s=timeout_s)
     assert all(finding.task_id == "t" for finding in findings)
     return [finding.what for finding in findings]

@@ -301,7 +301,7 @@ class TestSources:
         def slow() -> Iterator[Task]:
             yield Task.model_validate(row("first"))
             yield Task.model_validate(row("second"))
-            assert go_on.wait(10)
+            assert go_on.wait(60)
             yield Task.model_validate(row("third"))
 
         def one_at_a_time() -> Iterator[Task]:

@@ -30,7 +30,7 @@ from tests.helpers import make_config, scripted
 from tests.rig import bench, chat_server, served
 
 MATCH = {"type": "match", "compare": "exact", "expected": "42"}
-LIMITS = AgentLimits(max_turns=10, max_tokens=1000, max_output_bytes=2000, agent_s=20.0)
+LIMITS = AgentLimits(max_turns=10, max_tokens=1000, max_output_bytes=2000, agent_s=120.0)
 
 
 class FileJudge:
@@ -132,7 +132,7 @@ async def test_standard_error_and_signals_are_shown(sandbox: Sandbox) -> None:
 
 
 async def test_output_is_clipped_in_its_middle(sandbox: Sandbox) -> None:
-    limits = AgentLimits(10, 1000, 100, 20.0)
+    limits = AgentLimits(10, 1000, 100, 120.0)
     (text,) = await told(sandbox, call("seq 1 100000; echo oops >&2; exit 1"), limits=limits)
     assert text.startswith("1\n2\n3\n")
     assert "bytes left out" in text
@@ -141,8 +141,8 @@ async def test_output_is_clipped_in_its_middle(sandbox: Sandbox) -> None:
 
 
 async def test_a_command_that_meets_its_limit_is_told_with_its_output(sandbox: Sandbox) -> None:
-    (text,) = await told(sandbox, call("echo begun; sleep 300"), command_timeout_s=0.3)
-    assert text == "begun\n[killed: no end within 0.3 s; the output above is what it wrote until then]"
+    (text,) = await told(sandbox, call("echo begun; sleep 300"), command_timeout_s=3.0)
+    assert text == "begun\n[killed: no end within 3 s; the output above is what it wrote until then]"
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ async def test_a_flood_of_calls_is_bounded(sandbox: Sandbox) -> None:
 
 async def test_the_limit_of_turns(sandbox: Sandbox) -> None:
     model = Model(acting(call("echo x >> f")))
-    reason, turns = await played(model, sandbox, limits=AgentLimits(3, 1000, 2000, 20.0))
+    reason, turns = await played(model, sandbox, limits=AgentLimits(3, 1000, 2000, 120.0))
     assert reason is StopReason.MAX_TURNS
     assert len(turns) == 3
     # The results of the last calls would be on no turn: they are not run.
@@ -210,13 +210,13 @@ async def test_the_limit_of_turns(sandbox: Sandbox) -> None:
 
 
 async def test_the_limit_of_completion_tokens(sandbox: Sandbox) -> None:
-    reason, turns = await played(Model(acting(call("true"), tokens=40)), sandbox, limits=AgentLimits(9, 100, 99, 20.0))
+    reason, turns = await played(Model(acting(call("true"), tokens=40)), sandbox, limits=AgentLimits(9, 100, 99, 120.0))
     assert reason is StopReason.MAX_TOKENS
     assert len(turns) == 3
 
 
 async def test_a_last_answer_may_use_up_the_tokens(sandbox: Sandbox) -> None:
-    reason, _ = await played(Model(saying()), sandbox, limits=AgentLimits(9, 10, 99, 20.0))
+    reason, _ = await played(Model(saying()), sandbox, limits=AgentLimits(9, 10, 99, 120.0))
     assert reason is StopReason.FINISHED
 
 
@@ -291,7 +291,7 @@ async def test_the_agents_time_cuts_a_command_and_the_prefix_is_verified() -> No
         return web.json_response({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]})
 
     async with chat_server(stuck) as url:
-        config = make_config(served(url), agent="tool_loop", sandbox="local", limits={"agent_s": 1.0})
+        config = make_config(served(url), agent="tool_loop", sandbox="local", limits={"agent_s": 5.0})
         async with bench(config) as rig:
             record = await rig.run(file_task())
     assert (record.status, record.stop_reason, record.score) == ("truncated", "agent_timeout", 1.0)

@@ -30,7 +30,7 @@ async def hold(host: Host, *tasks: Task, permits: int = 8, model: str = "m") -> 
 
 async def told(host: Host, key: int, phase: str, what: str) -> Waiting:
     """What the host says of a rollout, once that is this."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             rows = [row for row in host.waiting_for() if row.key == key]
             if rows and rows[0].phase == phase and what in rows[0].waits_for:

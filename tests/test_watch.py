@@ -31,7 +31,7 @@ from rollout_engine.types import StopReason, Turn
 from rollout_engine.waiting import Waiting
 from rollout_engine.watch import GRACE_S, Pulse, Watch
 from tests.helpers import MemoryStore, make_config, make_tasks, scripted
-from tests.rig import Gate, answer, chat_server, gated_verifier, served, task_of
+from tests.rig import Gate, answer, chat_server, gated, gated_verifier, served, task_of
 from tests.test_driver import Handle, Hosts, assert_each_key_once, driving
 
 FOREVER = 1e6
@@ -121,10 +121,10 @@ async def test_a_model_that_accepts_and_never_answers_ends_the_run_and_a_resume_
         model = served(url, call_timeout_s=FOREVER)
         options: dict[str, Any] = {"sandbox": "none", "ray": "off", "limits": ENDLESS, "host": {"slots": 3}}
         with pytest.raises(StuckError) as caught:
-            async with RolloutEngine([model], run_dir=path, no_progress_s=1.0, **options) as engine:
+            async with RolloutEngine([model], run_dir=path, no_progress_s=3.0, **options) as engine:
                 await engine.finish(make_tasks(6))
         text = str(caught.value)
-        assert "nothing has gone forward for 1 s (no_progress_s)" in text
+        assert "nothing has gone forward for 3 s (no_progress_s)" in text
         assert "m/0/t0: agent, waits for call 1 to model m for" in text
         assert "queue, waits for a slot on host-0-e1" in text
         dump = path / "stuck-1.txt"
@@ -154,7 +154,7 @@ async def test_no_secret_and_no_prompt_is_in_a_dump(tmp_path: Path, monkeypatch:
 
     async with chat_server(handler) as url:
         model = served(url, call_timeout_s=FOREVER, api_key_env="SOME_KEY")
-        options: dict[str, Any] = {"sandbox": "none", "ray": "off", "limits": ENDLESS, "no_progress_s": 0.5}
+        options: dict[str, Any] = {"sandbox": "none", "ray": "off", "limits": ENDLESS, "no_progress_s": 2.0}
         with pytest.raises(StuckError) as caught:
             async with RolloutEngine([model], run_dir=tmp_path / "run", **options) as engine:
                 await engine.finish([task_of(prompt="the hidden prompt")])
@@ -174,31 +174,31 @@ async def stuck_in(config: RunConfig, *tasks: Task) -> str:
             await drive.done(drive.submit(tasks))
         assert drive.store.dumps
         began = time.monotonic()
-    assert time.monotonic() - began < 10.0, "and it closes"
+    assert time.monotonic() - began < 60.0, "and it closes"
     return str(caught.value)
 
 
 async def test_a_sandbox_that_is_never_made_is_named() -> None:
-    config = make_config(sandbox="tests.test_watch:NeverOpens", no_progress_s=0.5, limits=ENDLESS)
+    config = make_config(sandbox="tests.test_watch:NeverOpens", no_progress_s=2.0, limits=ENDLESS)
     text = await stuck_in(config, task_of(environment={"trusted": True}))
     assert "m/0/t: start, waits for a sandbox to be created" in text
 
 
 async def test_a_verifier_that_never_answers_is_named() -> None:
-    config = make_config(no_progress_s=0.5, limits=ENDLESS, trusted_code=["tests.*"])
+    config = make_config(no_progress_s=2.0, limits=ENDLESS, trusted_code=["tests.*"])
     text = await stuck_in(config, task_of(verifier=gated_verifier(Gate())))
     assert "m/0/t: verify, waits for its verifier" in text
 
 
 async def test_a_consumer_that_never_reads_ends_the_run_after_its_own_limit() -> None:
-    store = {"max_unread_rows": 2, "max_unread_s": 1.0}
-    config = make_config(no_progress_s=0.2, store=store, host={"slots": 2, "prefetch": 0.0})
+    store = {"max_unread_rows": 2, "max_unread_s": 3.0}
+    config = make_config(scripted(latency_ms=50), no_progress_s=1.5, store=store, host={"slots": 2, "prefetch": 0.0})
     async with driving(config) as drive:
         submission = drive.submit(make_tasks(12), read=True)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await drive.driver.over.wait()
         assert isinstance(submission.error, StuckError)
-        assert "nobody has read a row for 1 s (store.max_unread_s)" in str(submission.error)
+        assert "nobody has read a row for 3 s (store.max_unread_s)" in str(submission.error)
         assert submission.stream is not None
         assert len(drive.rows) == submission.stream.unread_rows < 12, "what was committed can still be read"
 
@@ -215,7 +215,7 @@ async def test_a_host_that_does_not_answer_is_told_of_too(monkeypatch: pytest.Mo
     monkeypatch.setattr("rollout_engine.dump.ANSWER_S", 0.1)
     monkeypatch.setattr("tests.test_driver.Handle", Deaf)
     text = await stuck_in(
-        make_config(no_progress_s=0.3, limits=ENDLESS, trusted_code=["tests.*"]),
+        make_config(no_progress_s=2.0, limits=ENDLESS, trusted_code=["tests.*"]),
         task_of(verifier=gated_verifier(Gate())),
     )
     assert "host-0: does not answer" in text
@@ -233,12 +233,17 @@ class Stopped(Handle):
 
 
 async def test_a_host_that_stops_exchanging_is_lost_after_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollout_engine.serving.EXCHANGE_GRACE_S", 0.1)
+    monkeypatch.setattr("rollout_engine.serving.EXCHANGE_GRACE_S", 1.0)
     monkeypatch.setattr("rollout_engine.serving.RETRY_PAUSE_S", 0.01)
     monkeypatch.setattr("tests.test_driver.Handle", Stopped)
-    async with driving(make_config(host={"lease_s": 0.5, "slots": 4}), hosts=Hosts(2)) as drive:
-        rows = await drive.run(make_tasks(30))
-        assert any("host-0 is lost: silent for" in note for note in drive.driver.progress.notes)
+    gate = Gate()
+    async with driving(make_config(host={"lease_s": 3.0, "slots": 4}, **gated(gate)), hosts=Hosts(2)) as drive:
+        submission = drive.submit(make_tasks(30))
+        await gate.reached(8)  # it has some: the other one could end them all before it asks again
+        gate.open()
+        rows = await drive.done(submission)
+        notes = drive.driver.progress.notes
+        assert any("host-0 is lost: silent for" in note for note in notes), notes
     assert_each_key_once(rows, 30)
     assert {row.host_id for row in rows} == {"host-1"}
 
@@ -251,7 +256,7 @@ class Disk(MemoryStore):
         self.let = threading.Event()
 
     def write(self, batches: list[pa.RecordBatch]) -> None:
-        self.let.wait(20)
+        self.let.wait(120)
         super().write(batches)
 
 
@@ -270,13 +275,13 @@ async def test_a_disk_that_takes_no_rows_ends_the_run_and_holds_up_no_close(task
 
         submission = Submission(0, ListFeed(make_tasks(tasks)))
         driver.submit(submission)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await submission.done.wait()
         assert isinstance(submission.error, StuckError)
         assert "the disk has taken no rows for 0.5 s (store.commit_s)" in str(submission.error)
         assert "bytes of rows wait for the disk" in str(submission.error)
     finally:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await driver.close()
         store.let.set()
     assert driver.disk_hangs
@@ -297,18 +302,18 @@ class Talker:
     ) -> StopReason:
         messages = task.messages()
         for index in range(12):
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(0.3)
             completion = await model.complete(messages)
             on_turn(Turn(index, [*messages, completion.message], completion))
         return StopReason.FINISHED
 
 
 async def test_turns_are_progress_though_no_row_comes() -> None:
-    config = make_config(agent="tests.test_watch:Talker", no_progress_s=1.4)
+    config = make_config(agent="tests.test_watch:Talker", no_progress_s=3.0)
     began = time.monotonic()
     async with driving(config) as drive:
         rows = await drive.run(make_tasks(1))
-    assert time.monotonic() - began > 1.7
+    assert time.monotonic() - began > 3.3
     assert [row.num_turns for row in rows] == [12]
 
 
@@ -320,7 +325,7 @@ async def test_a_cluster_that_does_not_come_up_is_given_up() -> None:
     config = make_config(cluster_s=0.3)
     driver = Driver(config, MemoryStore(), Nowhere(1), {}, lambda host, node: _plan(config, host, node), epoch=1)
     with pytest.raises(RunError, match=r"no host was up within 0\.3 s \(cluster_s\)"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await driver.open()
 
 
@@ -331,7 +336,7 @@ async def test_final_tables_that_are_never_written_end_the_close_and_lose_no_row
     ended = threading.Event()
 
     def slow(self: RunStore, status: RunStatus) -> None:
-        let.wait(20)
+        let.wait(120)
         close(self, status)
         ended.set()
 
@@ -342,7 +347,7 @@ async def test_final_tables_that_are_never_written_end_the_close_and_lose_no_row
             await engine.finish(make_tasks(3))
     assert read_run(path).rollouts.num_rows == 3
     let.set()
-    assert await asyncio.to_thread(ended.wait, 10)
+    assert await asyncio.to_thread(ended.wait, 60)
 
 
 async def test_an_engine_says_at_any_time_what_its_rollouts_wait_for() -> None:

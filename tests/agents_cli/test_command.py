@@ -17,6 +17,7 @@ from rollout_engine.types import RolloutRecord
 from tests.agents_cli.conftest import Serve, behind, needs_namespaces, shell_task
 from tests.agents_cli.tiny import left, tiny
 from tests.helpers import make_config
+from tests.ray.rays import until
 from tests.rig import bench
 
 
@@ -78,13 +79,13 @@ async def test_an_agent_that_crashes_after_its_first_turn_is_truncated_and_verif
 
 
 async def test_an_agent_that_hangs_without_a_call_meets_the_idle_limit(serve: Serve) -> None:
-    record = await ran(serve, "silent", options={"idle_s": 4.0})
+    record = await ran(serve, "silent", options={"idle_s": 8.0})
     assert (record.status, record.failure_type) == ("failed", "AgentError")
     assert "idle for too long and made no model call: thinking" in str(record.failure_message)
 
 
 async def test_an_agent_that_hangs_after_a_call_is_ended_by_its_time_and_all_its_children_with_it(serve: Serve) -> None:
-    record = await ran(serve, "stubborn", limits={"agent_s": 2.0})
+    record = await ran(serve, "stubborn", limits={"agent_s": 8.0})
     assert (record.status, record.stop_reason, record.score) == ("truncated", "agent_timeout", 0.0)
     assert record.agent_exit_code is None
     assert evidence(record)["ended"] == "time"
@@ -125,9 +126,9 @@ async def test_a_flood_of_output_is_bounded_and_its_end_is_read(serve: Serve) ->
 
 async def test_an_agent_that_forks_until_nothing_is_left_is_ended_by_its_time(serve: Serve) -> None:
     task = shell_task(environment={"processes": 64})
-    record = await ran(serve, "bomb", task=task, limits={"agent_s": 3.0})
+    record = await ran(serve, "bomb", task=task, limits={"agent_s": 8.0})
     assert (record.status, record.stop_reason, record.score) == ("truncated", "agent_timeout", 0.0), record
-    assert left() == []
+    await until(lambda: not left(), "nothing of the agent is left")
 
 
 async def test_an_agent_that_uses_up_its_memory_is_truncated(serve: Serve) -> None:
@@ -183,5 +184,5 @@ async def test_an_empty_completion_is_an_answer(serve: Serve, mode: str) -> None
 
 
 async def test_a_model_that_hangs_is_a_fault_of_the_model(serve: Serve) -> None:
-    record = await ran(serve, model={"p_hang": 1.0}, limits={"agent_s": 2.0})
+    record = await ran(serve, model={"p_hang": 1.0}, limits={"agent_s": 8.0})
     assert (record.status, record.failure_boundary, record.failure_type) == ("failed", "model", "ModelTimeout")

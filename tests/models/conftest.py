@@ -147,7 +147,7 @@ async def ask(
     messages: list[Message] | None = None,
     sampling: Sampling | None = None,
     tools: tuple[ToolSpec, ...] = (),
-    within_s: float = 20.0,
+    within_s: float = 60.0,
 ) -> Completion:
     """One call."""
     return await made.complete(
@@ -164,7 +164,7 @@ async def ask_stream(
     where: CallContext | None = None,
     *,
     sampling: Sampling | None = None,
-    within_s: float = 20.0,
+    within_s: float = 60.0,
     into: list[Delta] | None = None,
 ) -> list[Delta]:
     """One streamed call, to its end; `into` keeps the pieces that came before an error."""

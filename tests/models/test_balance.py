@@ -127,7 +127,7 @@ async def test_calls_go_on_while_a_server_is_gone_and_come_back_to_it() -> None:
                 for task in tasks:
                     assert (await ask(made, context(task)._replace(attempt=1))).message["content"] == "42"
                 assert good.stats()["calls"] == 2 * len(tasks) - share
-                async with ModelServer(scripted, solutions=solutions, port=port) as again, asyncio.timeout(30):
+                async with ModelServer(scripted, solutions=solutions, port=port) as again, asyncio.timeout(120):
                     while not again.stats()["calls"]:
                         for task in tasks:
                             await ask(made, context(task))

@@ -113,7 +113,8 @@ def _asked(kind: str) -> dict[str, Any]:
 )
 async def test_faults_are_typed_alike(kind: str, option: str, error: type[ModelError]) -> None:
     served = ModelSpec(name="m", kind="scripted", options={option: 1, "retry_after_s": 0.25})
-    async with ModelServer({"a/b": served}) as server, client(spec(kind, server.url, call_timeout_s=0.3)) as model:
+    limit_s = 0.5 if option == "p_hang" else 60.0
+    async with ModelServer({"a/b": served}) as server, client(spec(kind, server.url, call_timeout_s=limit_s)) as model:
         for call in (ask, ask_stream):
             with pytest.raises(error) as caught:
                 await call(model)

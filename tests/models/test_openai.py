@@ -283,12 +283,12 @@ async def hang(request: web.Request) -> web.StreamResponse:
 
 
 async def test_a_hanging_server_is_a_timeout_at_the_calls_own_limit() -> None:
-    async with backend(hang) as server, client(openai_spec(server.url, call_timeout_s=0.1, call_retries=3)) as model:
+    async with backend(hang) as server, client(openai_spec(server.url, call_timeout_s=1.0, call_retries=3)) as model:
         for call in (ask, ask_stream):
             began = time.monotonic()
             with pytest.raises(ModelTimeout):
                 await call(model)
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 30
     assert len(server.bodies) == 2  # a timeout is not tried again in here
 
 
@@ -323,7 +323,7 @@ async def test_a_stream_that_does_not_end_in_time_is_a_timeout_and_its_reader_go
 
     reader = asyncio.current_task()
     assert reader is not None
-    async with backend(begin) as server, client(openai_spec(server.url, call_timeout_s=0.3)) as model:
+    async with backend(begin) as server, client(openai_spec(server.url, call_timeout_s=1.5)) as model:
         got: list[Delta] = []
         with pytest.raises(ModelTimeout):
             await ask_stream(model, into=got)
@@ -358,7 +358,7 @@ async def test_a_cancelled_call_is_cancelled_and_its_connection_closed() -> None
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        await asyncio.wait_for(hanging.gone.wait(), 5)
+        await asyncio.wait_for(hanging.gone.wait(), 60)
 
 
 async def test_an_answer_above_the_limit_is_not_read_to_its_end() -> None:

@@ -183,9 +183,8 @@ def test_another_policy_may_act_by_tool_calls() -> None:
     ],
 )
 async def test_in_process_faults_are_the_errors_of_the_http_client(option: str, error: type[ModelError]) -> None:
-    spec = ModelSpec(
-        name="m", kind="scripted", options={option: 1, "retry_after_s": 2}, call_retries=0, call_timeout_s=0.1
-    )
+    options, limit_s = {option: 1, "retry_after_s": 2}, 0.1 if option == "p_hang" else 60.0
+    spec = ModelSpec(name="m", kind="scripted", options=options, call_retries=0, call_timeout_s=limit_s)
     with pytest.raises(error) as caught:
         await ask(make_client(spec))
     assert type(caught.value) is error

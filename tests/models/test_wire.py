@@ -169,8 +169,10 @@ def test_deep_nesting_is_a_bad_response() -> None:
 
 def test_parsing_a_big_body_gives_way_to_the_event_loop() -> None:
     body = encode({"ids": list(range(600_000)), "tokens": [{"logprob": -0.5}] * 60_000}).encode("ascii")
-    parts = [_longest_wait(lambda: load_big_json(body)) for _ in range(3)]
-    assert min(parts) < 0.3  # the C parser alone holds the interpreter lock: 0.8
+    parts: list[float] = []
+    while len(parts) < 20 and min(parts, default=1.0) >= 0.3:  # others take the processor away, too
+        parts.append(_longest_wait(lambda: load_big_json(body)))
+    assert min(parts) < 0.3, parts  # the C parser alone holds the interpreter lock: 0.8
 
 
 def _longest_wait(work: Callable[[], object]) -> float:

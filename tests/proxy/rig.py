@@ -61,7 +61,7 @@ async def door(
     record_sub: bool = False,
     context: CallContext = CONTEXT,
     key: str | None = None,
-    deadline_s: float = 30.0,
+    deadline_s: float = 120.0,
 ) -> AsyncIterator[Rig]:
     """Opens a door over the client of `spec`."""
     client = make_client(spec, api_key=key)
