@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 Level: TypeAlias = Literal["ok", "warn", "fail"]
 
 PROBE_S = 10.0
-"""No check takes longer than this."""
+"""No check but that of sandboxes and of Ray takes longer than this."""
+SANDBOX_S = 60.0
+"""Making the one sandbox that is tried."""
 WANTED_SLOTS = 256
 """Rollouts at once that a host has by default."""
 LOW_DISK, NO_DISK = 10 * 2**30, 2**30
@@ -197,33 +199,22 @@ def _docker_listener(address: Address, info: Mapping[str, Any]) -> Finding:
 
 
 def namespaces() -> Iterator[Finding]:
+    """Tried with a sandbox as a run makes them: its mode, what holds its limits, its system call filter."""
     if sys.platform != "linux":
         yield Finding("namespaces", "warn", f"{sys.platform} has none", "use the docker sandbox")
         return
-    script = Path(__file__).with_name("probe.py")
+    from rollout_engine.sandboxes.namespace import capabilities
+
     try:
-        done = _python(["-I", "-S", str(script)], PROBE_S)
-    except subprocess.TimeoutExpired:
-        yield Finding("namespaces", "fail", "making one does not return", "use the docker sandbox")
+        found = asyncio.run(asyncio.wait_for(capabilities(), SANDBOX_S))
+    except TimeoutError:
+        yield Finding("namespaces", "fail", "making a sandbox does not return", "use the docker sandbox")
         return
-    if done.returncode:
-        reason = (done.stdout.strip() or done.stderr.strip() or "no message").splitlines()[-1]
-        yield Finding("namespaces", "warn", reason, _namespace_fix())
-    else:
-        yield Finding("namespaces", "ok", done.stdout.strip())
+    for each in found:
+        level: Level = "ok" if each.works and not each.fix else "warn"
+        yield Finding("namespaces", level, f"{each.name}: {each.found}", each.fix)
+    if found[0].works:
         yield Finding("agents", "ok", "boxes reach their proxy on a socket of their own 127.0.0.1")
-
-
-def _namespace_fix() -> str:
-    knobs = {
-        "kernel/unprivileged_userns_clone": 0,
-        "user/max_user_namespaces": 0,
-        "kernel/apparmor_restrict_unprivileged_userns": 1,
-    }
-    for name, closed in knobs.items():
-        if number_in(Path("/proc/sys") / name) == closed:
-            return f"sysctl {name.replace('/', '.')} is {closed}; change it, or use the docker sandbox"
-    return "in a container: allow it (--privileged, or CAP_SYS_ADMIN and a looser seccomp); or use the docker sandbox"
 
 
 def cgroups() -> Iterator[Finding]:

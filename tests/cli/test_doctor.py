@@ -20,6 +20,7 @@ import pytest
 from rollout_engine.commands import checks
 from rollout_engine.commands.checks import Finding
 from rollout_engine.sandboxes.docker.hijack import Address
+from rollout_engine.sandboxes.namespace import seccomp
 from tests.cli.inside import Inside
 
 SECRET = "sk-this-is-the-secret"
@@ -106,14 +107,22 @@ def test_it_says_by_which_way_containers_reach_their_proxy() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
-def test_the_namespace_probe_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_what_sandboxes_hold_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    finding, *agents = checks.namespaces()
-    assert [each.area for each in agents] == (["agents"] if finding.level == "ok" else [])
-    assert finding.level in ("ok", "warn")
-    assert finding.found
+    found = list(checks.namespaces())
+    assert {finding.level for finding in found} <= {"ok", "warn"}
+    told = " ".join(finding.found for finding in found)
+    assert "namespace sandboxes: " in told
+    assert "system call filter: " in told
     assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="namespaces are Linux's")
+def test_a_missing_system_call_filter_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(seccomp, "program", lambda **_: None)
+    [finding] = [finding for finding in checks.namespaces() if "system call filter" in finding.found]
+    assert (finding.level, "pyseccomp" in finding.fix) == ("warn", True)
 
 
 def test_all_of_it_runs_here(inside: Inside) -> None:

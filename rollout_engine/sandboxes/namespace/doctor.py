@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rollout_engine.errors import SandboxError
+from rollout_engine.sandboxes.base import SandboxSpec
 from rollout_engine.sandboxes.namespace import seccomp
 from rollout_engine.sandboxes.namespace.helper import syscalls
 from rollout_engine.sandboxes.namespace.provider import NamespaceProvider
@@ -31,6 +32,7 @@ async def capabilities() -> list[Capability]:
     provider = NamespaceProvider()
     try:
         facts = await provider.facts()
+        await (await provider.open(SandboxSpec())).close()
     except SandboxError as error:
         return [Capability("namespace sandboxes", False, str(error), _why_not()), *_always()]
     finally:
