@@ -171,12 +171,11 @@ class RolloutEngine:
             "data_version": data_version,
             **fields,
         }
-        task = check_task(
-            checked(Task, {name: value for name, value in given.items() if value is not None}), self.config
-        )
-        reasons = static_reasons(task)
+        task = checked(Task, {name: value for name, value in given.items() if value is not None})
+        reasons = static_reasons(task)  # first: code that does not even parse is a finding about the task
         if reasons:
             return not_run(task.task_id, self.config, 0.0, reasons)
+        task = check_task(task, self.config)
         validity, reasons = judge(await self._run.thread.call(self._run.driver.probe(task_body(task))))
         if validity != 1.0:
             return not_run(task.task_id, self.config, validity, reasons)
