@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -22,7 +21,7 @@ STYLES = {"error": "red", "note": "yellow"}
 
 
 def check(path: Path, config: Path | None, limit: int | None, *, dry_run: bool, as_json: bool) -> int:
-    """Exit code 1 where a verifier is wrong. Raises InputError where the file is."""
+    """Exit code 1 where a verifier is wrong or its dry run could not be had. Raises InputError where the file is."""
     settings = load_config(config)
     found = check_tasks(path, settings)
     findings = asyncio.run(_findings(path, limit, settings if dry_run else None))
@@ -31,7 +30,7 @@ def check(path: Path, config: Path | None, limit: int | None, *, dry_run: bool, 
         print_json({**asdict(found), "errors": errors, "findings": [asdict(finding) for finding in findings]})
     else:
         _show(found, findings, min(found.count, limit or found.count))
-    return SOME_FAILED if errors else OK
+    return SOME_FAILED if errors or (dry_run and findings) else OK
 
 
 async def _findings(path: Path, limit: int | None, dry: RunConfig | None) -> list[Finding]:
@@ -65,10 +64,13 @@ def _show(found: TaskFile, findings: list[Finding], tried: int) -> None:
 
 
 def _verdict(findings: list[Finding], tried: int) -> str:
-    counts = Counter(finding.severity for finding in findings)
-    wrong = len({finding.task_id for finding in findings if finding.severity == "error"})
-    skipped = f"; {text.plural(counts['note'], 'verifier')} not tried" if counts["note"] else ""
+    """`tried`: how many were to be tried."""
+    wrong = {finding.task_id for finding in findings if finding.severity == "error"}
+    untried = len({finding.task_id for finding in findings} - wrong)
+    skipped = f"; {text.plural(untried, 'verifier')} not tried" if untried else ""
     if wrong:
-        return f"{text.plural(wrong, 'verifier')} of {text.whole(tried)} cannot be trusted{skipped}"
-    right = "none passes an empty, a very long or a garbage answer, each passes its own solution"
-    return f"{text.plural(tried, 'verifier')} tried: {right}{skipped}"
+        return f"{text.plural(len(wrong), 'verifier')} of {text.whole(tried)} cannot be trusted{skipped}"
+    if untried == tried:
+        return f"{text.plural(untried, 'verifier')} not tried"
+    right = "none passes what it should not, each passes its own solution where there is one"
+    return f"{text.plural(tried - untried, 'verifier')} tried: {right}{skipped}"

@@ -43,3 +43,15 @@ def test_a_wrong_file_is_bad_input(inside: Inside) -> None:
 def test_limit_tries_only_the_first_verifiers(inside: Inside) -> None:
     write_tasks(inside.folder / "tasks.jsonl", 6)
     assert "2 verifiers tried" in inside("tasks", "check", "tasks.jsonl", "--limit", "2").out
+
+
+def test_a_dry_run_that_cannot_be_had_is_not_a_verifier_that_was_tried(inside: Inside) -> None:
+    script = {"type": "script", "command": "test -e made"}
+    root = {"directory": str(inside.folder / "nowhere")}
+    write_tasks(inside.folder / "tasks.jsonl", 2, verifier=script, environment=root, solution=None)
+    assert "2 verifiers not tried" in inside("tasks", "check", "tasks.jsonl").out
+    done = inside("tasks", "check", "tasks.jsonl", "--dry-run")
+    assert done.code == 1
+    assert "nowhere is not there on this node" in " ".join(done.out.split())
+    assert "2 verifiers not tried" in done.out
+    assert "verifiers tried" not in done.out
