@@ -123,7 +123,11 @@ def run(
     ] = None,
     agent: Annotated[
         str | None,
-        typer.Option("--agent", metavar="NAME", help="single_turn, tool_loop, or module:attribute of your own."),
+        typer.Option(
+            "--agent",
+            metavar="NAME",
+            help="single_turn, tool_loop, codex and other programs (docs/agents.md), or module:attribute of your own.",
+        ),
     ] = None,
     sandbox: Annotated[
         str | None, typer.Option("--sandbox", metavar="auto|namespace|docker|local|none", help="What isolates tasks.")

@@ -326,10 +326,13 @@ class RunConfig(Spec):
     seed: int = 0
     """Seeds scripted models and the run's own random choices."""
     agent: str = "single_turn"
-    """single_turn, tool_loop, or `module:attribute` of your own."""
+    """single_turn, tool_loop, an agent program (docs/agents.md), or `module:attribute` of your own."""
     agent_options: dict[str, Any] = Field(default_factory=dict)
     sandbox: Literal["auto", "namespace", "docker", "local", "none"] | OwnName = "auto"
     """auto: namespace, then docker, then local for trusted tasks; none: tasks that need one are refused."""
+    sandbox_options: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Backend -> keywords of its factory. `docker`: `image` of tasks that name no root, `runtime` that its daemon knows
+    (`runsc` for gVisor), `prepared_limit` images of prepared tasks that are kept."""
     trusted_code: tuple[str, ...] = ()
     """Shell patterns of the `module:attribute` that *tasks* may name (own verifiers, function tools): such code runs
     with the hosts' rights, so a task file from elsewhere gets none."""

@@ -9,6 +9,7 @@ from rollout_engine.agents import make_agent
 from rollout_engine.config import ModelSpec, RunConfig, api_keys, log_level
 from rollout_engine.errors import InputError
 from rollout_engine.models import check_model
+from rollout_engine.sandboxes import check_options
 
 
 def make_config(
@@ -41,5 +42,6 @@ def check_config(config: RunConfig, keys: Mapping[str, str] | None = None) -> Ma
             where = error.where.replace(f"models.{asked.name}", asked.where, 1)
             raise InputError(error.message, where, error.fix) from error
     make_agent(config.agent, config.agent_options)
+    check_options(config.sandbox_options)
     log_level(config)
     return api_keys(config.clients) if keys is None else keys

@@ -102,11 +102,13 @@ class Host:
         return Model(spec, client, sampling_of(spec), Permits(self.nudge), ended=self._meter.calls(spec.name, client))
 
     def _provider(self) -> SandboxProvider | None:
-        sandbox, rates = self.plan.config.sandbox, self._spec.creations_per_minute
-        if sandbox == "none":
+        config = self.plan.config
+        if config.sandbox == "none":
             return None
         origin = Origin(self.plan.run_id, self.plan.host_id, self.plan.epoch)
-        return self._meter.provider(make_provider(sandbox, creations_per_minute=rates, origin=origin))
+        rates, settings = self._spec.creations_per_minute, config.sandbox_options
+        provider = make_provider(config.sandbox, creations_per_minute=rates, settings=settings, origin=origin)
+        return self._meter.provider(provider)
 
     async def close(self) -> None:
         """Cancels what runs, removes every sandbox and closes every connection, in bounded time."""

@@ -47,7 +47,7 @@ _KINDS: dict[str, str] = {
     "greater_than": "greater than {gt:g}",
     "greater_than_equal": "at least {ge:g}",
     "less_than": "less than {lt:g}",
-    "less_than_equal": "at most {le:g}",
+    "less_than_equal": "at most {le:.12g}",
 }
 
 

@@ -11,6 +11,8 @@ from rollout_engine.types import Message
 
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 """What servers of models take as the name of a function."""
+MAX_PROCESSES = 4_194_304
+"""More process ids Linux does not have."""
 TaskId = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 
 
@@ -31,19 +33,31 @@ class EnvironmentSpec(Spec):
     """A tar archive on the hosts, unpacked once per node."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of every command."""
-    workdir: str = "/workspace"
-    user: str | None = None
+    workdir: Annotated[str, StringConstraints(pattern=r"^/")] = "/workspace"
+    user: Annotated[str, StringConstraints(min_length=1)] | None = None
     """Who runs the commands; None: the sandbox's own unprivileged default."""
     network: Literal["none", "host"] = "none"
     memory_mb: int | None = Field(default=None, gt=0)
     cpus: float | None = Field(default=None, gt=0)
-    processes: int | None = Field(default=None, gt=0)
+    processes: int | None = Field(default=None, gt=0, le=MAX_PROCESSES)
     disk_mb: int | None = Field(default=None, gt=0)
     inodes: int | None = Field(default=None, gt=0)
     trusted: bool = False
     """The task's code may run without isolation (the `local` sandbox)."""
     require_limits: bool = False
     """Refuse the task where a limit above cannot be held."""
+
+    @property
+    def root(self) -> str | None:
+        """What its own root is made from; None: it names none."""
+        return self.image or self.directory or self.tar
+
+    @model_validator(mode="after")
+    def _one_root(self) -> EnvironmentSpec:
+        given = [name for name in ("image", "directory", "tar") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"a sandbox has one root: give {given[0]} or {given[1]}, not both")
+        return self
 
 
 class ServiceSpec(Spec):

@@ -112,6 +112,7 @@ def check_task(task: Task, config: RunConfig) -> Task:
             "run with --sandbox auto"
             + (", or drop environment, files, setup, services and tools from the task" if not by_agent else ""),
         )
+    _check_root(resolved, config)
     if config.sandbox == "local" and resolved.environment and resolved.environment.require_limits:
         raise InputError(
             "the task requires its limits, and the local sandbox holds none",
@@ -141,6 +142,18 @@ def _check_trusted(task: Task, config: RunConfig) -> None:
                 where,
                 f'if you trust it, add it to the config: trusted_code = ["{path}"]',
             )
+
+
+def _check_root(task: Task, config: RunConfig) -> None:
+    """Docker has no root of its own, as `namespace` has in the host's programs."""
+    if config.sandbox != "docker" or "image" in config.sandbox_options.get("docker", {}):
+        return
+    if needs_sandbox(task, config) and (task.environment is None or task.environment.root is None):
+        raise InputError(
+            "the docker sandbox needs an image, directory or tar, and the task names none",
+            "environment.image",
+            'name one, or one for all such tasks in the config: sandbox_options.docker = {image = "..."}',
+        )
 
 
 def _check_judges(names: Iterable[str | None], config: RunConfig) -> None:

@@ -15,6 +15,7 @@ from rollout_engine.config import ModelSpec, RunConfig
 from rollout_engine.errors import InputError
 from rollout_engine.modelflags import KINDS, parse_model, scalar
 from rollout_engine.options import load_config, load_run
+from rollout_engine.sandboxes import check_options
 from rollout_engine.toml import key_lines
 
 FILE = """\
@@ -270,3 +271,15 @@ def test_every_field_of_a_model_can_be_set_by_a_flag() -> None:
     values |= {"adaptive": "{}", "max_concurrency": "auto"}
     flags = [f"a.{field}={values.get(field, '1')}" for field in ModelSpec.model_fields if field != "name"]
     assert load_config(None, {}, ["a=scripted:", *flags]).models[0].temperature == 1.0
+
+
+def test_a_backend_s_options_are_checked_without_making_it() -> None:
+    check_options({"docker": {"image": "a", "runtime": "runsc"}, "namespace": {}})
+    for settings, said in (
+        ({"docker": {"runtim": "runsc"}}, "unexpected keyword argument 'runtim'"),
+        ({"docker": {"epoch": 3}}, "the engine's own"),
+        ({"dokcer": {}}, "did you mean 'docker'"),
+    ):
+        with pytest.raises(InputError) as caught:
+            check_options(settings)
+        assert said in str(caught.value)

@@ -274,6 +274,32 @@ class TestCheck:
         with pytest.raises(InputError, match="requires its limits"):
             check_task(Task.model_validate(row(environment={"require_limits": True})), local)
 
+    def test_a_root_is_one_and_docker_has_none_of_its_own(self) -> None:
+        plain = Task.model_validate(row(environment={}))
+        docker = RunConfig(sandbox="docker")
+        with pytest.raises(InputError, match="needs an image, directory or tar"):
+            check_task(plain, docker)
+        check_task(Task.model_validate(row(environment={"image": "a"})), docker)
+        check_task(plain, RunConfig(sandbox="docker", sandbox_options={"docker": {"image": "a"}}))
+
+    @pytest.mark.parametrize(
+        ("environment", "said"),
+        [
+            ({"image": "a", "tar": "/b.tar"}, "field 'environment': a sandbox has one root: give image or tar"),
+            ({"workdir": "here"}, "field 'environment.workdir': must be text that matches ^/, found 'here'"),
+            ({"user": ""}, "field 'environment.user': must be text of at least 1 characters"),
+            ({"processes": 10**8}, "field 'environment.processes': must be at most 4194304"),
+        ],
+    )
+    def test_an_environment_that_cannot_be_is_refused(
+        self, tmp_path: Path, environment: dict[str, Any], said: str
+    ) -> None:
+        assert said in refusal(write(tmp_path / "t.jsonl", row("a", environment=environment)))
+
+    def test_a_range_of_scores_is_not_empty(self, tmp_path: Path) -> None:
+        code = {"type": "code", "code": "def verify(env):\n    return 1", "score_range": [1, 0]}
+        assert "verifier.score_range" in refusal(write(tmp_path / "t.jsonl", row("a", verifier=code)))
+
 
 class TestSources:
     async def taken(self, source: TaskSource) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple, cast
 
+from rollout_engine.errors import InputError
 from rollout_engine.plugins import find
 from rollout_engine.sandboxes.auto import AutoProvider
 from rollout_engine.sandboxes.base import Recipe, SandboxProvider, SandboxSpec
@@ -43,23 +45,40 @@ def make_provider(
     name: str,
     *,
     creations_per_minute: Mapping[str, float] | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
     origin: Origin | None = None,
     **options: Any,
 ) -> SandboxProvider:
     """The provider called `name`: `auto`, a built-in, an entry point, or `module:attribute`. Raises InputError.
 
     `creations_per_minute`: backend -> sandboxes that it is asked for in a minute; one that is not named is not held.
+    `settings`: backend -> further options, so that `auto` too hands each its own.
     """
-    rates = creations_per_minute or {}
+    rates, settings = creations_per_minute or {}, settings or {}
     if name == "auto":
-        make = partial(make_provider, creations_per_minute=rates, origin=origin)
+        make = partial(make_provider, creations_per_minute=rates, settings=settings, origin=origin)
         isolating = {each: partial(make, each) for each in ISOLATING if each in PROVIDERS}
         return AutoProvider(isolating, partial(make, "local", **options))
+    options = {**settings.get(name, {}), **options}
     if origin is not None and name in LABELLED:
         options = {**origin._asdict(), **options}
     factory = find(name, PROVIDERS, "sandbox", group=ENTRY_POINTS, where="sandbox")
     provider = cast("SandboxProvider", factory(**options))
     return PacedProvider(provider, rates[name]) if name in rates else provider
+
+
+def check_options(settings: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises InputError about options that a backend's factory does not take. Nothing is made."""
+    for name, options in settings.items():
+        where = f"sandbox_options.{name}"
+        factory = find(name, PROVIDERS, "sandbox", group=ENTRY_POINTS, where=where)
+        own = [option for option in options if option in Origin._fields]
+        if own:
+            raise InputError(f"{own[0]!r} is the engine's own", where, "leave it out")
+        try:
+            inspect.signature(factory).bind(**options)
+        except TypeError as error:
+            raise InputError(f"the {name} sandbox cannot be made so: {error}", where, "correct that option") from error
 
 
 def task_recipe(task: Task, timeout_s: float) -> Recipe:

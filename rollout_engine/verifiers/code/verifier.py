@@ -16,7 +16,7 @@ import marshal
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rollout_engine.errors import ExecTimeout, SandboxUnavailable, VerifierBadReturn, VerifierError, VerifierTimeout
 from rollout_engine.problems import checked
@@ -41,6 +41,13 @@ class CodeSpec(Spec):
     code: str = Field(min_length=1)
     isolation: Literal["fresh", "snapshot", "in_place"] = "fresh"
     score_range: tuple[float, float] | None = None
+
+    @field_validator("score_range")
+    @classmethod
+    def _not_empty(cls, given: tuple[float, float] | None) -> tuple[float, float] | None:
+        if given is not None and not given[0] < given[1]:
+            raise ValueError(f"the range {list(given)} is empty: give the lowest score, then the highest")
+        return given
 
 
 class Code:

@@ -67,8 +67,8 @@ async def test_a_hosts_sandboxes_are_labelled_with_their_origin(
     name: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(PROVIDERS, "namespace")  # `auto` then takes docker
-    provider = make_provider(name, origin=Origin("r2", "h2", 3))
-    sandbox = await provider.open(SandboxSpec(image="pybox"))
+    provider = make_provider(name, settings={"docker": {"image": "pybox"}}, origin=Origin("r2", "h2", 3))
+    sandbox = await provider.open(SandboxSpec())
     labels = daemon.api.inspect_container(sandbox.container)["Config"]["Labels"]  # type: ignore[attr-defined]
     await provider.close()
     values = [labels[f"rollout-engine.{label}"] for label in ("run", "host", "epoch")]
