@@ -402,6 +402,10 @@ class RunConfig(Spec):
             return next(iter(self.judges.values())) if len(self.judges) == 1 else None
         return self.judges.get(name)
 
+    def backend(self, name: str) -> dict[str, Any]:
+        """What the config hands to the factory of a sandbox backend."""
+        return self.sandbox_options.get(name, {})
+
     def environment(self, env_key: str) -> EnvironmentSpec:
         """The environment that a task's env_key names. Raises InputError."""
         for key in (env_key, re.sub(r":[^:]*$", "", env_key)):

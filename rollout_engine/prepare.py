@@ -9,7 +9,7 @@ from rollout_engine.config import RunConfig
 from rollout_engine.sandboxes import sandbox_spec, task_recipe
 from rollout_engine.sandboxes.base import Recipe, SandboxProvider, SandboxSpec
 from rollout_engine.specs import Task
-from rollout_engine.tasks import needs_sandbox
+from rollout_engine.taskplace import needs_sandbox
 from rollout_engine.verifiers import make_verifier
 from rollout_engine.verifiers.base import Verifier
 from rollout_engine.verifiers.workshop import Workshop

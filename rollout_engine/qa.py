@@ -123,6 +123,11 @@ class QaRows:
             if all(self._passes(each, row.number, fields, task) for each in self._filters):
                 yield Row(row.number, task)
 
+    @property
+    def filtered(self) -> bool:
+        """Whether rows may be left out."""
+        return bool(self._filters)
+
     def where(self, number: int, field: str = "", column: int | None = None) -> str:
         """As TaskRows says it; fields of the task that come from a column are called by the column."""
         columns = {"prompt": self._spec.question, "solution": self._spec.answer, "task_id": self._spec.id or "task_id"}

@@ -26,7 +26,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from pydantic import ValidationError
 
-from rollout_engine.agents import agent_needs_sandbox
 from rollout_engine.agents.tools import check_tools
 from rollout_engine.chunks import chunks_of
 from rollout_engine.config import RunConfig
@@ -35,6 +34,7 @@ from rollout_engine.problems import MAX_PROBLEMS, all_of, checked, problems_of
 from rollout_engine.qa import QaRows, task_rows
 from rollout_engine.specs import EnvironmentSpec, Task, task_body
 from rollout_engine.taskfile import Row, TaskRows
+from rollout_engine.taskplace import check_place, needs_sandbox
 from rollout_engine.verifiers import check_verifier
 from rollout_engine.verifiers.base import judges_of
 from rollout_engine.verifiers.nesting import types_in
@@ -93,7 +93,8 @@ def check_task(task: Task, config: RunConfig) -> Task:
     Raises InputError with the dotted field as its `where`.
     """
     _check_trusted(task, config)
-    _check_judges(judges_of(check_verifier(task.verifier or {})), config)
+    verifier = check_verifier(task.verifier or {})
+    _check_judges(judges_of(verifier), config)
     if isinstance(task.prompt, list):
         for index, message in enumerate(task.prompt):
             if not isinstance(message.get("role"), str):
@@ -104,27 +105,8 @@ def check_task(task: Task, config: RunConfig) -> Task:
     resolved = resolve(task, config)
     if resolved.tools:
         check_tools(resolved.tools)
-    if config.sandbox == "none" and needs_sandbox(resolved, config):
-        by_agent = not resolved.needs_sandbox
-        raise InputError(
-            f"the {f'agent {config.agent}' if by_agent else 'task'} needs a sandbox, and the run has none",
-            "env_key" if task.env_key else "environment",
-            "run with --sandbox auto"
-            + (", or drop environment, files, setup, services and tools from the task" if not by_agent else ""),
-        )
-    _check_root(resolved, config)
-    if config.sandbox == "local" and resolved.environment and resolved.environment.require_limits:
-        raise InputError(
-            "the task requires its limits, and the local sandbox holds none",
-            "environment.require_limits",
-            "run with --sandbox auto, namespace or docker",
-        )
+    check_place(resolved, verifier, config, "env_key" if task.env_key else "environment")
     return resolved
-
-
-def needs_sandbox(task: Task, config: RunConfig) -> bool:
-    """Whether anything of the task's rollouts happens in a sandbox: by the task's own word, or by the agent's."""
-    return task.needs_sandbox or agent_needs_sandbox(config.agent)
 
 
 def _check_trusted(task: Task, config: RunConfig) -> None:
@@ -142,18 +124,6 @@ def _check_trusted(task: Task, config: RunConfig) -> None:
                 where,
                 f'if you trust it, add it to the config: trusted_code = ["{path}"]',
             )
-
-
-def _check_root(task: Task, config: RunConfig) -> None:
-    """Docker has no root of its own, as `namespace` has in the host's programs."""
-    if config.sandbox != "docker" or "image" in config.sandbox_options.get("docker", {}):
-        return
-    if needs_sandbox(task, config) and (task.environment is None or task.environment.root is None):
-        raise InputError(
-            "the docker sandbox needs an image, directory or tar, and the task names none",
-            "environment.image",
-            'name one, or one for all such tasks in the config: sandbox_options.docker = {image = "..."}',
-        )
 
 
 def _check_judges(names: Iterable[str | None], config: RunConfig) -> None:
@@ -328,6 +298,8 @@ def _duplicates(rows: Rows, ids: array[int], at_most: int) -> list[InputError]:
 
 
 def _nothing(rows: Rows, total: int, pattern: str | None) -> InputError:
+    if total == 0 and isinstance(rows, QaRows) and rows.filtered:
+        return InputError("no row passes every filter", str(rows.path), "widen the bounds of [[filter]]")
     if total == 0:
         return InputError("the file holds no task", str(rows.path), "write one JSON object per line")
     return InputError(f"no task_id matches {pattern!r}", str(rows.path), f"the file has {total} tasks; try --tasks '*'")

@@ -193,7 +193,7 @@ class TestOfAnEarlierRun:
         (HEAD + "question = 3", r"qa\.toml:3: field 'question': must be text"),
         (HEAD + '[[filter]]\ncolumn = "level"', r"qa\.toml:3.*needs min, max or both"),
         (HEAD + '[[filter]]\ncolumn = "level"\nmin = 2\nmax = 1', "nothing could pass"),
-        (HEAD + '[[filter]]\ncolumn = "level"\nmin = 9', "holds no task"),
+        (HEAD + '[[filter]]\ncolumn = "level"\nmin = 9', "no row passes every filter"),
         (HEAD + '[[filter]]\ncolumn = "question"\nmin = 9', r"row 1: column 'question' is '1\+1\?', not a number"),
         (HEAD + 'answer_pattern = "("', "no regular expression"),
         (HEAD + 'answer_pattern = "#+ (.*)"', "row 1: field 'answer': answer_pattern finds nothing"),

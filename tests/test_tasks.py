@@ -274,6 +274,28 @@ class TestCheck:
         with pytest.raises(InputError, match="requires its limits"):
             check_task(Task.model_validate(row(environment={"require_limits": True})), local)
 
+    @pytest.mark.parametrize(
+        "verifier",
+        [
+            {"type": "script", "command": "true"},
+            {"type": "composite", "components": {"a": {"verifier": {"type": "script", "command": "true"}}}},
+        ],
+    )
+    def test_a_verifier_that_needs_a_sandbox_is_told_before_it_costs_a_call(self, verifier: dict[str, Any]) -> None:
+        task = Task.model_validate(row(verifier=verifier))
+        check_task(task, CONFIG)
+        with pytest.raises(InputError, match="the verifier needs a sandbox, and the run has none"):
+            check_task(task, RunConfig(sandbox="none"))
+        with pytest.raises(InputError, match="needs an image, directory or tar"):
+            check_task(task, RunConfig(sandbox="docker"))
+
+    def test_code_that_would_run_without_isolation_is_told_before_it_costs_a_call(self) -> None:
+        code = {"type": "code", "code": "def verify(env):\n    return env.exists('a')"}
+        local = RunConfig(sandbox="local")
+        with pytest.raises(InputError, match="would run without isolation"):
+            check_task(Task.model_validate(row(verifier=code)), local)
+        check_task(Task.model_validate(row(verifier=code, environment={"trusted": True})), local)
+
     def test_a_root_is_one_and_docker_has_none_of_its_own(self) -> None:
         plain = Task.model_validate(row(environment={}))
         docker = RunConfig(sandbox="docker")

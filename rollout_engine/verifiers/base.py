@@ -43,6 +43,11 @@ def takes_sandbox(verifier: Verifier) -> bool:
     return verifier.isolation is not Isolation.PURE and getattr(verifier, "takes_sandbox", True)
 
 
+def runs_code(verifier: Verifier) -> bool:
+    """Whether it, or a part of it, runs Python code that the task brought along: its `runs_code`."""
+    return any(getattr(part, "runs_code", False) for part in parts_of(verifier))
+
+
 def parts_of(verifier: Verifier) -> Iterator[Verifier]:
     """It, and the verifiers that it is made of (its `parts`), and theirs."""
     yield verifier

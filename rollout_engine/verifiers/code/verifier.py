@@ -54,6 +54,7 @@ class Code:
     """Verifies by one task's own code."""
 
     uses_workshop = True
+    runs_code = True
 
     def __init__(self, spec: Mapping[str, Any], *, timeout_s: float = 300.0, workshop: Workshop | None = None) -> None:
         """Raises InputError about code that can never come to a verdict. Without a workshop it cannot judge."""
