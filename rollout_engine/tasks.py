@@ -104,7 +104,7 @@ def check_task(task: Task, config: RunConfig) -> Task:
             raise InputError(f"{name!r} is no path inside the workspace", "files", "give a path below the workspace")
     resolved = resolve(task, config)
     if resolved.tools:
-        check_tools(resolved.tools)
+        check_tools(resolved.tools, config.agent)
     check_place(resolved, verifier, config, "env_key" if task.env_key else "environment")
     return resolved
 

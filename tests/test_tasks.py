@@ -296,6 +296,12 @@ class TestCheck:
             check_task(Task.model_validate(row(verifier=code)), local)
         check_task(Task.model_validate(row(verifier=code, environment={"trusted": True})), local)
 
+    def test_a_tool_of_a_name_that_the_agent_has_itself_is_refused(self) -> None:
+        task = Task.model_validate(row(tools=[{"name": "shell", "command": "true"}]))
+        check_task(task, CONFIG)
+        with pytest.raises(InputError, match="a shell of its own"):
+            check_task(task, CONFIG.model_copy(update={"agent": "tool_loop"}))
+
     def test_a_root_is_one_and_docker_has_none_of_its_own(self) -> None:
         plain = Task.model_validate(row(environment={}))
         docker = RunConfig(sandbox="docker")

@@ -12,12 +12,18 @@ from rollout_engine.specs import ToolTaskSpec
 __all__ = ["check_tools"]
 
 
-def check_tools(tools: Sequence[ToolTaskSpec]) -> None:
+OWN = {"tool_loop": "shell"}
+"""Agent -> the tool that it brings along."""
+
+
+def check_tools(tools: Sequence[ToolTaskSpec], agent: str = "") -> None:
     """Finds what of a task's tools can be wrong before it runs. Raises InputError that names the field."""
     from rollout_engine.agents.tools.schema import check_schema
 
     for index, tool in enumerate(tools):
         where = f"tools.{index}"
+        if tool.mcp is None and tool.name == OWN.get(agent):
+            raise InputError(f"the agent {agent} has a {tool.name} of its own", f"{where}.name", "give it another name")
         check_schema(tool.parameters, f"{where}.parameters")
         if tool.function is not None:
             _check_function(tool.function, f"{where}.function")
