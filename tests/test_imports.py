@@ -29,8 +29,8 @@ FLOORS = [
     "sandboxes models formats agents verifiers proxy harnesses metered",
     # Rollouts, hosts, plan, tasks, store.
     "staticcheck bound rollout phases verification teardown services prepare resources probe evaluation dryrun host "
-    "held bodies hostmeter hosttraces plan tasks taskfile taskplace taskcheck qa qafilter store results abandoned submission "
-    "committer commits clusters runstore gate",
+    "held bodies hostmeter hosttraces plan tasks taskfile taskplace taskcheck qa qafilter store results abandoned "
+    "submission committer commits clusters runstore gate",
     "monitor board intake planning pacing serving fleet dump ticking driver openrun carrying configcheck",
     "engine",
     "trainers",
