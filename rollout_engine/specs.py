@@ -118,6 +118,7 @@ class Task(Spec):
     """A named environment of the config, also `name:version`."""
     env_variables: dict[str, str] = Field(default_factory=dict)
     data_key: str | None = None
+    """DATA_KEY in its sandboxes, the verifier's among them; `data_version` is DATA_VERSION."""
     data_version: str | None = None
     files: dict[str, str] = Field(default_factory=dict)
     """Path in the workspace -> text, put there before the agent starts."""

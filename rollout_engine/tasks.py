@@ -190,22 +190,20 @@ def resolve(task: Task, config: RunConfig) -> Task:
     """The task with env_key and env_variables folded into its environment, so that a host needs no config for it.
 
     data_key and data_version become the variables DATA_KEY and DATA_VERSION. A task that has no environment and
-    needs no sandbox stays as it is. Raises InputError for an unknown env_key.
+    needs no sandbox gets none: only its verifier's has the variables. Raises InputError for an unknown env_key.
     """
-    variables = task.env_variables or task.data_key or task.data_version
+    data = {"DATA_KEY": task.data_key, "DATA_VERSION": task.data_version}
+    variables = {**{name: value for name, value in data.items() if value is not None}, **task.env_variables}
     if task.env_key is None and not (variables and needs_sandbox(task, config)):
-        return task
+        return task if variables == task.env_variables else task.model_copy(update={"env_variables": variables})
     base = task.environment or EnvironmentSpec()
     if task.env_key is not None:
         try:
             base = config.environment(task.env_key)
         except InputError as error:
             raise InputError(error.message, "env_key", error.fix) from error
-    data = {"DATA_KEY": task.data_key, "DATA_VERSION": task.data_version}
-    env = {**base.env, **{name: value for name, value in data.items() if value is not None}, **task.env_variables}
-    return task.model_copy(
-        update={"environment": base.model_copy(update={"env": env}), "env_key": None, "env_variables": {}}
-    )
+    environment = base.model_copy(update={"env": {**base.env, **variables}})
+    return task.model_copy(update={"environment": environment, "env_key": None, "env_variables": {}})
 
 
 def _parse(data: bytes | dict[str, Any]) -> Task:

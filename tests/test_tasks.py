@@ -21,6 +21,7 @@ from rollout_engine import taskfile
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import InputError
 from rollout_engine.problems import MAX_PROBLEMS
+from rollout_engine.sandboxes import sandbox_spec
 from rollout_engine.specs import EnvironmentSpec, Task
 from rollout_engine.tasks import (
     TaskSource,
@@ -296,6 +297,13 @@ class TestCheck:
             check_task(Task.model_validate(row(verifier=code)), local)
         check_task(Task.model_validate(row(verifier=code, environment={"trusted": True})), local)
 
+    def test_the_verifier_of_a_task_without_a_sandbox_has_its_variables(self) -> None:
+        script = {"type": "script", "command": "test $DATA_KEY = crm"}
+        task = Task.model_validate(row(verifier=script, data_key="crm", env_variables={"B": "task"}))
+        resolved = check_task(task, CONFIG)
+        assert not resolved.needs_sandbox
+        assert sandbox_spec(resolved).env == {"DATA_KEY": "crm", "B": "task"}
+
     def test_a_tool_of_a_name_that_the_agent_has_itself_is_refused(self) -> None:
         task = Task.model_validate(row(tools=[{"name": "shell", "command": "true"}]))
         check_task(task, CONFIG)
@@ -419,7 +427,7 @@ class TestResolve:
         assert Task.model_validate_json(resolved.model_dump_json(exclude_defaults=True)) == resolved
 
     def test_a_plain_task_stays_as_it_is(self) -> None:
-        task = Task.model_validate(row("a", data_key="crm", env_variables={"A": "1"}))
+        task = Task.model_validate(row("a", env_variables={"A": "1"}))
         assert resolve(task, CONFIG) is task
 
     def test_variables_of_a_task_with_files_make_an_environment(self) -> None:
