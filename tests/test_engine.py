@@ -20,8 +20,7 @@ import pytest
 from aiohttp import web
 
 import rollout_engine
-from rollout_engine import host, loopthread
-from rollout_engine import tasks as tasks_module
+from rollout_engine import chunks, host, loopthread
 from rollout_engine.config import ModelSpec
 from rollout_engine.engine import RolloutEngine
 from rollout_engine.errors import InputError, RunError
@@ -323,7 +322,7 @@ async def test_a_task_is_run_while_its_blocking_source_waits_for_what_became_of_
 
 
 async def test_a_source_that_blocks_for_ever_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks_module, "CLOSE_S", 0.1)
+    monkeypatch.setattr(chunks, "CLOSE_S", 0.1)
     release = threading.Event()
 
     def source() -> Iterator[Task]:
