@@ -52,7 +52,7 @@ def resume(wanted: Wanted, mode: Mode, *, as_json: bool, quiet: bool) -> int:
         source = source.check(config, wanted.tasks_file)
     if run.info.status == "finished":  # any other may have all its rows, but not their tables
         report = read_report(wanted.path)
-        if run.driver() is None and not _left(report, wanted.failed):
+        if run.driver() is None and run.has_tables() and not _left(report, wanted.failed):
             say(_nothing(report, wanted.failed))
             return report_on(wanted.path, OK, as_json=as_json)
     if mode.detach:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from rollout_engine.commands.source import read_source
 from rollout_engine.progress import Progress
 from rollout_engine.store import EpochRecord, RunDir, open_run
-from rollout_engine.store.files import reading
+from rollout_engine.store.files import MAKE_ANEW, reading
 
 COUNTS = ("n_requested", "n_valid", "n_failed", "n_verifier_error", "n_cancelled", "n_pending")
 
@@ -54,7 +54,7 @@ def _counts(run: RunDir) -> dict[str, int]:
     """Of groups.parquet; all zero before it is written for the first time."""
     if not run.layout.groups.exists():
         return dict.fromkeys(COUNTS, 0)
-    with reading(run.layout.groups):
+    with reading(run.layout.groups, MAKE_ANEW):
         table = pq.read_table(run.layout.groups, columns=list(COUNTS), use_threads=False)
         return {name: int(pc.sum(table[name]).as_py() or 0) for name in COUNTS}
 

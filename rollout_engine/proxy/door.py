@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
 
 from rollout_engine.errors import ModelBadResponse, RolloutEngineError
 from rollout_engine.formats import GEMINI
@@ -32,7 +33,11 @@ BYTES_PER_TOKEN = 4
 """count_tokens has no tokenizer: it estimates."""
 PASSED_HEADERS = ("anthropic-version", "anthropic-beta", "openai-beta")
 """They say how a body is to be read, so they go with it to a server of the same format."""
+MAX_CONNECTIONS = 128
+"""Of one rollout; each is a descriptor of the host, which all of its rollouts share. Further ones are cut."""
 _JSON = "application/json"
+_SILENT = logging.Logger("the proxy's HTTP", logging.CRITICAL + 1)
+"""What is no HTTP gets 400; aiohttp would log each with its bytes, as often as an agent sends them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,34 @@ class DoorLimits:
     max_body_bytes: int = 32 * 2**20
     body_s: float = 60.0
     """A request's body is there within this time."""
+    max_connections: int = MAX_CONNECTIONS
     keep_alive: KeepAlive = field(default_factory=KeepAlive)
+
+
+class _Server(web.Server):
+    """A rollout's connections, bounded."""
+
+    def __init__(self, door: Door, limits: DoorLimits) -> None:
+        loop, size = asyncio.get_running_loop(), limits.max_body_bytes
+
+        def make(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=size)
+
+        super().__init__(
+            door.handle,
+            request_factory=make,
+            handler_cancellation=True,
+            access_log=None,
+            keepalive_timeout=600.0,
+            logger=_SILENT,
+        )
+        self._most = limits.max_connections
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        if len(self.connections) >= self._most:
+            transport.abort()
+        else:
+            super().connection_made(handler, transport)
 
 
 class Door:
@@ -59,14 +91,7 @@ class Door:
 
     def server(self) -> web.Server:
         """The protocol factory of a listener. A client that goes away cancels its call."""
-        loop, size = asyncio.get_running_loop(), self._limits.max_body_bytes
-
-        def make(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=size)
-
-        return web.Server(
-            self.handle, request_factory=make, handler_cancellation=True, access_log=None, keepalive_timeout=600.0
-        )
+        return _Server(self, self._limits)
 
     def close(self) -> None:
         """From now on every request is answered with 404."""

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -25,9 +25,11 @@ from rollout_engine.schema import (
     rollout_ids,
     trace_to_turns,
 )
-from rollout_engine.store.files import read_record, sync_file, write_atomic
+from rollout_engine.store.files import FROM_COPY, RUN_AGAIN, read_record, sync_file, write_atomic
 from rollout_engine.store.layout import Layout
 from rollout_engine.store.ledger import Ints
+from rollout_engine.store.mirrors import named
+from rollout_engine.store.planfile import headers
 from rollout_engine.store.scan import segments
 from rollout_engine.store.swap import locate, new_set
 from rollout_engine.store.traces import TraceReader
@@ -41,6 +43,8 @@ CHUNK_BYTES = 32 << 20
 ROW_GROUP_ROWS = 32_000
 ROW_GROUP_BYTES = 16 << 20
 """Above this size of its turns a row group has fewer rows: to read one rollout is to read one group."""
+END_MARK_BYTES = 8
+"""The end mark of a segment is not synced: a machine that goes down may take it along."""
 _KEEP_MISSING = 100
 
 
@@ -100,10 +104,35 @@ def log_sizes(layout: Layout) -> dict[str, int]:
     return {segment.path.name: segment.path.stat().st_size for segment in segments(layout)}
 
 
+def check_log(layout: Layout) -> None:
+    """Raises RunError where a resume would silently run again what has its rows.
+
+    A segment from which tables were made is gone or shorter, or a plan by which rows were committed is not there.
+    """
+    planned = headers(layout)
+    for segment in segments(layout):
+        if segment.epoch not in planned and segment.path.stat().st_size:
+            raise RunError(f"{named(layout.plan_file(segment.epoch))}: is gone, and rows rest on it\n  {FROM_COPY}")
+    _check_sizes(layout)
+
+
+def _check_sizes(layout: Layout) -> None:
+    try:
+        sizes = {str(name): int(size) for name, size in _manifest(layout)["log"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return  # no tables were made, or the file tells nothing
+    log = log_sizes(layout)
+    for name, size in sizes.items():
+        found = log.get(name, 0)
+        if found < size - END_MARK_BYTES:
+            text = f"has {found} of the {size} bytes from which the tables were made"
+            raise RunError(f"{named(layout.log / name)}: {text}\n  {RUN_AGAIN}")
+
+
 def current_parts(layout: Layout, name: str) -> PartSet | None:
     """A table's Parquet files, where they hold all that the log does (or the log was left out of a copy)."""
     try:
-        manifest = json.loads(read_record(locate(layout, layout.compacted.name)))
+        manifest = _manifest(layout)
         sizes, parts, made = manifest["log"], int(manifest["parts"]), str(manifest["made"])
         known = manifest["schema_version"] == SCHEMA_VERSION
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
@@ -114,6 +143,11 @@ def current_parts(layout: Layout, name: str) -> PartSet | None:
     directory = locate(layout, name)
     paths = tuple(directory / _part(number) for number in range(parts))
     return PartSet(made, paths) if not log or all(path.exists() for path in paths) else None
+
+
+def _manifest(layout: Layout) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads(read_record(locate(layout, layout.compacted.name)))
+    return manifest
 
 
 def _part(number: int) -> str:

@@ -56,13 +56,18 @@ def read_record(path: Path) -> bytes:
         return file.read(size)
 
 
+FROM_COPY = "restore it from a copy"
+RUN_AGAIN = "restore it from a copy; or remove it and compacted.json, and `rollout resume` runs its rollouts again"
+MAKE_ANEW = "remove compacted.json, and `rollout resume` makes the tables anew from the log"
+
+
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """A file that is missing or not what the engine wrote becomes a RunError that names it."""
+def reading(path: Path, fix: str = FROM_COPY) -> Iterator[None]:
+    """A file that is missing or not what the engine wrote becomes a RunError that names it, and what to do."""
     try:
         yield
     except (OSError, pa.ArrowException, ValueError, KeyError, TypeError, RecursionError, MemoryError) as error:
-        raise RunError(f"cannot read {named(path)}: {describe(error)}") from error
+        raise RunError(f"cannot read {named(path)}: {describe(error)}\n  {fix}") from error
 
 
 def _remedy(path: Path, error: BaseException) -> str:

@@ -23,7 +23,7 @@ from rollout_engine.schema import (
     rollout_ids,
 )
 from rollout_engine.store.compact import current_parts, sort_turns, turns_of
-from rollout_engine.store.files import open_regular, reading
+from rollout_engine.store.files import MAKE_ANEW, open_regular, reading
 from rollout_engine.store.layout import Layout
 from rollout_engine.store.ledger import COLUMNS, Ledger
 from rollout_engine.store.mirrors import named
@@ -89,7 +89,7 @@ def _open_part(path: Path, schema: pa.Schema) -> pq.ParquetFile:
 
 def _part_table(path: Path, schema: pa.Schema, columns: Sequence[str]) -> pa.Table:
     plain = pa.schema([schema.field(name) for name in columns], metadata=METADATA)
-    with reading(path), _open_part(path, schema) as file:
+    with reading(path, MAKE_ANEW), _open_part(path, schema) as file:
         # Parquet's field numbers come back as metadata of each field; from the log there are none.
         return pa.Table.from_arrays(file.read(list(columns), use_threads=False).select(columns).columns, schema=plain)
 
@@ -110,7 +110,7 @@ def _has_no_turns(path: Path, rollout_id: str) -> bool:
 
 def _part_turns(path: Path, rollout_id: str) -> list[Turn]:
     turns: list[Turn] = []
-    with reading(path), _open_part(path, TURNS) as file:
+    with reading(path, MAKE_ANEW), _open_part(path, TURNS) as file:
         for group in range(file.num_row_groups):
             range_ = file.metadata.row_group(group).column(0).statistics
             if range_ is not None and range_.has_min_max and not range_.min <= rollout_id <= range_.max:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import InputError, RunError, describe
-from rollout_engine.store.compact import Compaction, compact
+from rollout_engine.store.compact import Compaction, check_log, compact, current_parts
 from rollout_engine.store.epochs import Epoch, EpochRecord, live_driver, take_epoch
 from rollout_engine.store.files import TEMPORARY, sync_file, writing
 from rollout_engine.store.layout import Layout
@@ -79,6 +79,10 @@ class RunDir:
         """The plan, for reading. The caller closes it. Raises RunError."""
         return PlanLog(self.layout)
 
+    def has_tables(self) -> bool:
+        """Whether the Parquet tables hold all that the log does."""
+        return current_parts(self.layout, "rollouts") is not None and current_parts(self.layout, "turns") is not None
+
     def driver(self) -> EpochRecord | None:
         """The driver that is at work on the run now. Raises InputError where its record is damaged."""
         return live_driver(self.layout.epochs)
@@ -129,6 +133,8 @@ class RunWriter:
             for leftover in (*layout.root.glob(TEMPORARY), *layout.epochs.glob(TEMPORARY)):
                 leftover.unlink(missing_ok=True)
             finish(layout)
+            if run.mirror is None:  # an object store's fences say which segments there have to be
+                check_log(layout)
             # Rows of a killed driver that were never synced count from here on, so they must not vanish any more.
             for segment in segments(layout) if run.mirror is None else ():
                 sync_file(segment.path)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rollout_engine.errors import RunError, describe
 from rollout_engine.schema import LOG, SCHEMA_VERSION
-from rollout_engine.store.files import open_regular, reading
+from rollout_engine.store.files import RUN_AGAIN, open_regular, reading
 from rollout_engine.store.layout import Layout
 from rollout_engine.store.mirrors import named
 from rollout_engine.store.planfile import headers, slot_limits
@@ -85,7 +85,7 @@ def read_segment(path: Path, columns: Iterable[str]) -> Iterator[pa.RecordBatch]
 
 def read_batch(path: Path, offset: int) -> pa.RecordBatch:
     """The whole batch whose message starts there. Raises RunError."""
-    with reading(path), pa.OSFile(str(path)) as source:
+    with reading(path, RUN_AGAIN), pa.OSFile(str(path)) as source:
         source.seek(offset)
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(source), LOG)
         batch.validate(full=True)
@@ -95,7 +95,7 @@ def read_batch(path: Path, offset: int) -> pa.RecordBatch:
 def _read_placed(path: Path, columns: Iterable[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Batches with the offsets of their messages."""
     names = list(columns)
-    with reading(path), open_regular(path) as file:
+    with reading(path, RUN_AGAIN), open_regular(path) as file:
         if not path.stat().st_size:
             return
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -138,7 +138,9 @@ def _end_or_raise(path: Path, source: pa.NativeFile, position: int, error: Excep
     size = source.size()
     end = _next_message(source, position)
     if end < size:
-        raise RunError(f"{named(path)}: damaged at byte {position} of {size}: {describe(error)}") from error
+        raise RunError(
+            f"{named(path)}: damaged at byte {position} of {size}: {describe(error)}\n  {RUN_AGAIN}"
+        ) from error
     # A batch that is torn off is what a kill leaves; one that is all there was hit by more than a kill.
     level = logging.WARNING if end == size else logging.INFO
     logger.log(level, "segment=%s ends in a torn batch, %d bytes are left out", path, size - position)

@@ -136,6 +136,7 @@ def test_nothing_that_a_program_prints_makes_reading_fail(events: list[tuple[str
         ("command", {}, "agent_options.argv"),
         ("command", {"argv": ["x"], "prompt": "argument"}, "no argument holds {prompt}"),
         ("command", {"argv": ["x"], "package": ["x@1"]}, "has no package"),
+        ("command", {"argv": ["x"], "directory": "my-agent"}, "agent_options.directory: must be an absolute path"),
         ("codex", {"idle_s": 0}, "agent_options.idle_s"),
         ("codex", {"modle": "x"}, "modle"),
         ("opencode", {"roles": [{"role": "boss"}]}, "agent_options.roles"),

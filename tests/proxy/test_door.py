@@ -45,6 +45,40 @@ async def test_a_call_is_answered_counted_and_recorded() -> None:
     assert rig.record.prompt_tokens == 3 * reply["usage"]["prompt_tokens"] > 0
 
 
+async def test_connections_of_a_rollout_are_bounded() -> None:
+    async with door(scripted(), door_limits=DoorLimits(max_connections=3)) as rig:
+        host = rig.base.removeprefix("http://").partition("/")[0]
+        address, port = host.split(":")
+        opened = [await asyncio.open_connection(address, int(port)) for _ in range(5)]
+        with contextlib.suppress(ConnectionError):  # the door accepts in order: the last two are cut
+            assert await asyncio.wait_for(opened[3][0].read(), 30) == b""
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(opened[4][0].read(), 30) == b""
+        for _, writer in opened:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        async with asyncio.timeout(30):
+            while True:  # the server sees the ends a moment later
+                with contextlib.suppress(aiohttp.ClientError):
+                    if (await rig.ask(CHAT, ASK))[0] == 200:
+                        break
+                await asyncio.sleep(0.01)
+
+
+async def test_what_is_no_http_is_refused_and_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with door(scripted()) as rig:
+        address, port = rig.base.removeprefix("http://").partition("/")[0].split(":")
+        for junk in (b"GARBAGE\r\n\r\n", b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n"):
+            reader, writer = await asyncio.open_connection(address, int(port))
+            writer.write(junk)
+            assert (await asyncio.wait_for(reader.readline(), 30)).split()[1] == b"400"
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+    assert not caplog.records
+
+
 async def test_a_wrong_token_gets_404_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async with door(scripted()) as rig:
         with caplog.at_level(logging.WARNING):

@@ -21,7 +21,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rollout_engine.errors import RunError
 from rollout_engine.schema import LOG, ROLLOUTS, TURNS
+from rollout_engine.store import open_run
+from rollout_engine.store.compact import END_MARK_BYTES
 from rollout_engine.store.layout import Layout
 from tests.store.rows import batch, make_run, plan, record
 
@@ -234,3 +237,48 @@ def test_numbers_that_no_rollout_has_do_not_reach_a_reward(run: Path) -> None:
         writer.write_batch(rows)
     said = poison("read", run)
     assert said == "read" or str(layout.log) in said
+
+
+# -- what is gone ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("left", [None, 300], ids=["gone", "cut"])
+def test_a_run_whose_log_is_shorter_than_its_tables_is_not_run_again_over_them(left: int | None, run: Path) -> None:
+    segment = Layout(run).segment(1, 0)
+    size = segment.stat().st_size
+    if left is None:
+        segment.unlink()
+    else:
+        os.truncate(segment, left)
+    with pytest.raises(RunError, match=f"{segment}: has {left or 0} of the {size} bytes") as caught:
+        open_run(run).start()
+    assert "compacted.json" in str(caught.value)
+    assert open_run(run).driver() is None
+    Layout(run).compacted.unlink()
+    open_run(run).start().close("interrupted")  # whoever wants its rollouts run again says so
+
+
+def test_a_segment_that_has_lost_its_end_mark_alone_is_whole(run: Path) -> None:
+    segment = Layout(run).segment(1, 0)
+    os.truncate(segment, segment.stat().st_size - END_MARK_BYTES)
+    writer = open_run(run).start()
+    assert writer.ledger.rows == 12
+    writer.close("finished")
+
+
+def test_rows_whose_plan_is_gone_are_told_and_not_run_again(run: Path) -> None:
+    plan_file = Layout(run).plan_file(1)
+    plan_file.unlink()
+    with pytest.raises(RunError, match=f"{plan_file}: is gone"):
+        open_run(run).start()
+
+
+def test_damaged_tables_are_told_with_what_makes_them_anew(run: Path) -> None:
+    part = Layout(run).rollouts / "part-00000.parquet"
+    part.write_bytes(b"no parquet")
+    with pytest.raises(RunError, match=r"remove compacted\.json, and `rollout resume`"):
+        open_run(run).rollouts()
+    Layout(run).compacted.unlink()
+    found = open_run(run)
+    assert len(found.rollouts()) == 12
+    assert not found.has_tables()

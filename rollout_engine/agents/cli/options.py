@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rollout_engine.formats.base import Overrides
 from rollout_engine.proxy.roles import RoleRule
@@ -36,7 +37,7 @@ class CliOptions(Spec):
     env: dict[str, str] = Field(default_factory=dict)
     """Further variables of its environment."""
     directory: str | None = None
-    """An installation that is on the hosts already."""
+    """An installation that is on the hosts already, by its absolute path."""
     package: tuple[str, ...] | None = None
     """Other names of the packages to install, with their versions; None: those that were tried with this engine."""
     cache: str | None = None
@@ -64,6 +65,13 @@ class CliOptions(Spec):
     """Replaces the program's own system text."""
     log_bytes: int = Field(default=16 * 1024, gt=0, le=2**20)
     """Of each output, its tail, in the row's evidence."""
+
+    @field_validator("directory", "cache")
+    @classmethod
+    def _absolute(cls, path: str | None) -> str | None:
+        if path is not None and not os.path.isabs(path):
+            raise ValueError("must be an absolute path: each host looks for it on its own machine")
+        return path
 
     def overrides(self) -> Overrides:
         return Overrides(system=self.system)
