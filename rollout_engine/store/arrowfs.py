@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs
@@ -12,6 +14,11 @@ import pyarrow.fs
 from rollout_engine.errors import InputError, describe
 from rollout_engine.store.objects import OPEN_PATIENCE_S, ObjectError, Stamp
 
+T = TypeVar("T")
+
+ANSWER_S = 30.0
+"""Whatever is asked of the store is answered within this time; of a file, each piece."""
+PIECE_BYTES = 8 * 2**20
 FIX = "use s3:// (a store's S3 interface by AWS_ENDPOINT_URL) or a mounted file system; here a run can be read"
 
 
@@ -25,15 +32,20 @@ class ArrowObjects:
         self._files: Any
         self._root: str
         try:
-            self._files, self._root = (files, root) if files is not None else pa.fs.FileSystem.from_uri(uri)
+            self._files, self._root = (files, root) if files is not None else self._of_uri()
         except (OSError, ValueError, pa.ArrowException) as error:
             raise InputError(
                 f"is no place for a run: {describe(error)}", where=uri, fix="a path, or s3://bucket/prefix"
             ) from error
 
+    def _of_uri(self) -> tuple[Any, str]:
+        found: tuple[Any, str] = _bounded(lambda: pa.fs.FileSystem.from_uri(self.uri))
+        return found
+
     def list(self, prefix: str = "") -> dict[str, Stamp]:
+        below = pa.fs.FileSelector(self._root, recursive=True, allow_not_found=True)
         try:
-            found = self._files.get_file_info(pa.fs.FileSelector(self._root, recursive=True, allow_not_found=True))
+            found = _bounded(lambda: self._files.get_file_info(below))
         except (OSError, pa.ArrowException) as error:
             raise self._error("", error) from error
         stamps = {
@@ -43,9 +55,9 @@ class ArrowObjects:
 
     def get(self, key: str) -> bytes | None:
         try:
-            with self._files.open_input_stream(f"{self._root}/{key}") as file:
-                data: bytes = file.read()
-                return data
+            with _bounded(lambda: self._files.open_input_stream(f"{self._root}/{key}")) as file:
+                pieces = iter(lambda: _bounded(lambda: bytes(file.read(PIECE_BYTES))), b"")
+                return b"".join(pieces)
         except FileNotFoundError:
             return None
         except (OSError, pa.ArrowException) as error:
@@ -70,6 +82,9 @@ class ArrowObjects:
     def delete(self, keys: Iterable[str]) -> None:
         self._refuse()
 
+    def check_drivable(self) -> None:
+        self._refuse()
+
     def check_exclusive(self) -> None:
         self._refuse()
 
@@ -83,9 +98,31 @@ class ArrowObjects:
 
     def _info(self, key: str) -> Any:
         try:
-            return self._files.get_file_info(f"{self._root}/{key}")
+            return _bounded(lambda: self._files.get_file_info(f"{self._root}/{key}"))
         except (OSError, pa.ArrowException) as error:
             raise self._error(key, error) from error
 
     def _error(self, key: str, error: BaseException) -> ObjectError:
         return ObjectError(f"{self.uri}/{key}: {describe(error)}")
+
+
+def _bounded(work: Callable[[], T]) -> T:
+    """What `work` returns, in a thread: where a client waits for ever, neither its caller nor a signal does.
+
+    Raises TimeoutError, an OSError.
+    """
+    answer: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(work())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, name="object store", daemon=True).start()
+    try:
+        return answer.result(ANSWER_S)
+    except TimeoutError as error:
+        if answer.done():
+            raise
+        raise TimeoutError(f"no answer within {ANSWER_S:g} s; check the network and the credentials") from error

@@ -30,7 +30,7 @@ from rollout_engine.store.layout import Layout
 from rollout_engine.store.ledger import Ints
 from rollout_engine.store.mirrors import named
 from rollout_engine.store.planfile import headers
-from rollout_engine.store.scan import segments
+from rollout_engine.store.scan import read_segment, segments
 from rollout_engine.store.swap import locate, new_set
 from rollout_engine.store.traces import TraceReader
 from rollout_engine.store.winners import winning
@@ -111,7 +111,7 @@ def check_log(layout: Layout) -> None:
     """
     planned = headers(layout)
     for segment in segments(layout):
-        if segment.epoch not in planned and segment.path.stat().st_size:
+        if segment.epoch not in planned and any(read_segment(segment.path, ["key"])):
             raise RunError(f"{named(layout.plan_file(segment.epoch))}: is gone, and rows rest on it\n  {FROM_COPY}")
     _check_sizes(layout)
 

@@ -28,10 +28,12 @@ def create_run(
     layout = Layout(local_root(path))
     if not config.models:
         raise InputError("a run needs at least one model", where="models", fix="give one with -m NAME=KIND:REST")
+    mirror = mirror_of(layout.root)
+    if mirror is not None:
+        mirror.objects.check_drivable()
     _refuse_taken(layout)
     info = _new_info(config, run_id, provenance or {})
     existed = layout.root.exists()
-    mirror = mirror_of(layout.root)
     try:
         if mirror is not None:
             mirror.objects.create(layout.run_json.name, info.encoded())

@@ -71,6 +71,10 @@ class Objects(Protocol):
         """Keys that are not there are passed over."""
         ...
 
+    def check_drivable(self) -> None:
+        """Raises InputError where no run can be driven, whatever the store says: it is not asked."""
+        ...
+
     def check_exclusive(self) -> None:
         """Raises InputError where `create` would let two makers succeed."""
         ...

@@ -80,7 +80,12 @@ class RunDir:
         return PlanLog(self.layout)
 
     def has_tables(self) -> bool:
-        """Whether the Parquet tables hold all that the log does."""
+        """Whether the Parquet tables hold all that the log does. Raises InputError where a store does not say."""
+        if self.mirror is not None:  # which holds no tables; its store does, if it has what is put after the last
+            try:
+                return self.mirror.objects.exists(self.layout.compacted.name)
+            except OSError as error:
+                raise InputError(f"cannot be read: {describe(error)}", where=self.where) from error
         return current_parts(self.layout, "rollouts") is not None and current_parts(self.layout, "turns") is not None
 
     def driver(self) -> EpochRecord | None:

@@ -106,6 +106,9 @@ class S3Objects:
                 code = str(errors[0].get("Code"))
                 raise ObjectError(f"{self.uri}: objects cannot be removed: {code}; {_remedy(code, 403)}")
 
+    def check_drivable(self) -> None:
+        return None
+
     def check_exclusive(self) -> None:
         try:
             self.create(_PROBE, uuid4().hex.encode())

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -258,6 +259,36 @@ def test_a_file_system_without_exclusive_creation_is_read_and_not_driven(
         objects.check_exclusive()
     with pytest.raises(InputError, match="cannot be driven here"):
         objects.put("x", b"")
+
+
+def test_a_run_that_could_not_be_driven_is_refused_without_asking_the_store() -> None:
+    with pytest.raises(InputError, match=r"gs://nowhere-at-all/run: a run cannot be driven here"):
+        create_run("gs://nowhere-at-all/run", make_config())
+
+
+class Mute:
+    """A client of a store that never answers."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def get_file_info(self, _: object) -> None:
+        self.over.wait()
+
+    def open_input_stream(self, _: str) -> None:
+        self.over.wait()
+
+
+def test_a_client_that_waits_for_ever_is_an_error_in_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollout_engine.store.arrowfs.ANSWER_S", 0.2)
+    mute = Mute()
+    objects = ArrowObjects("gs://bucket/run", mute, "run")
+    try:
+        for ask in (objects.list, lambda: objects.get("run.json"), lambda: objects.exists("run.json")):
+            with pytest.raises(ObjectError, match=r"no answer within 0\.2 s; check the network"):
+                ask()
+    finally:
+        mute.over.set()
 
 
 # -- a run ----------------------------------------------------------------------------------------------------------
