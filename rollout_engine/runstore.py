@@ -22,7 +22,7 @@ from rollout_engine.events import Event, to_lines
 from rollout_engine.machine import give_back_memory
 from rollout_engine.results import Run
 from rollout_engine.rewards import GROUPS, REWARDS, groups_table, rewards_table, summary
-from rollout_engine.scores import Kind, Scores
+from rollout_engine.scores import SCORED, Kind, Scores, scores_from_rollouts
 from rollout_engine.store import Ledger, PlanLog, RunDir, RunStatus, RunWriter, create_run, is_run, open_run
 from rollout_engine.store.files import sync_directory, sync_file, writing
 from rollout_engine.store.mirrors import detach, named, publish
@@ -304,9 +304,12 @@ def read_run(path: Path) -> Run:
 
 def read_scores(run: RunDir) -> Scores:
     """The scores of everything planned so far, whether or not a driver is at work. Raises RunError."""
+    config = run.info.config
+    if run.has_only_tables():
+        return scores_from_rollouts(run.rollouts(SCORED), config.model_names, config.k, config.rewards.pass_threshold)
     plan = run.plan()
     try:
-        return _joined(list(score_chunks(run.winners(), SlotNames(plan), run.info.config)), run.info.config)
+        return _joined(list(score_chunks(run.winners(), SlotNames(plan), config)), config)
     finally:
         plan.close()
 

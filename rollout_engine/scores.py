@@ -70,6 +70,10 @@ def kind_codes(status: Any, failure_boundary: Any, score: Any) -> npt.NDArray[np
     return np.select([valid, verifier, cancelled], cases, Kind.FAILED).astype(np.uint8)
 
 
+SCORED = ("round", "task_id", "model", "attempt", "generation", "status", "failure_boundary", "score", "passed")
+"""The columns of ROLLOUTS that `scores_from_rollouts` reads."""
+
+
 def scores_from_rollouts(table: pa.Table, models: Sequence[str], k: int, pass_threshold: float = 1.0) -> Scores:
     """Scores of a ROLLOUTS table, slots sorted by round and task id, whatever the order of the rows.
 

@@ -113,20 +113,31 @@ def check_log(layout: Layout) -> None:
     for segment in segments(layout):
         if segment.epoch not in planned and any(read_segment(segment.path, ["key"])):
             raise RunError(f"{named(layout.plan_file(segment.epoch))}: is gone, and rows rest on it\n  {FROM_COPY}")
-    _check_sizes(layout)
+    check_sizes(layout)
 
 
-def _check_sizes(layout: Layout) -> None:
-    try:
-        sizes = {str(name): int(size) for name, size in _manifest(layout)["log"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return  # no tables were made, or the file tells nothing
+def check_sizes(layout: Layout) -> None:
+    """Raises RunError where a segment from which tables were made is gone or shorter."""
+    sizes = _sizes_then(layout)
     log = log_sizes(layout)
     for name, size in sizes.items():
         found = log.get(name, 0)
         if found < size - END_MARK_BYTES:
             text = f"has {found} of the {size} bytes from which the tables were made"
             raise RunError(f"{named(layout.log / name)}: {text}\n  {RUN_AGAIN}")
+
+
+def _sizes_then(layout: Layout) -> dict[str, int]:
+    """As `log_sizes`, when the tables were made; empty where none were, or the file tells nothing."""
+    try:
+        return {str(name): int(size) for name, size in _manifest(layout)["log"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def has_only_tables(layout: Layout) -> bool:
+    """Whether the log was left out of this copy of a run."""
+    return bool(_sizes_then(layout)) and not log_sizes(layout) and current_parts(layout, "rollouts") is not None
 
 
 def current_parts(layout: Layout, name: str) -> PartSet | None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from rollout_engine.config import RunConfig
 from rollout_engine.errors import InputError, RunError, describe
-from rollout_engine.store.compact import Compaction, check_log, compact, current_parts
+from rollout_engine.store.compact import Compaction, check_log, check_sizes, compact, current_parts, has_only_tables
 from rollout_engine.store.epochs import Epoch, EpochRecord, live_driver, take_epoch
 from rollout_engine.store.files import TEMPORARY, sync_file, writing
 from rollout_engine.store.layout import Layout
@@ -87,6 +87,15 @@ class RunDir:
             except OSError as error:
                 raise InputError(f"cannot be read: {describe(error)}", where=self.where) from error
         return current_parts(self.layout, "rollouts") is not None and current_parts(self.layout, "turns") is not None
+
+    def has_only_tables(self) -> bool:
+        """Whether it is a copy without its log, to be read. Raises RunError where a part of the log is missing."""
+        if self.mirror is not None:
+            return False
+        found = has_only_tables(self.layout)
+        if not found:
+            check_sizes(self.layout)
+        return found
 
     def driver(self) -> EpochRecord | None:
         """The driver that is at work on the run now. Raises InputError where its record is damaged."""

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from rollout_engine.errors import RunError
+from rollout_engine.runstore import read_scores
 from rollout_engine.schema import LOG, ROLLOUTS, TURNS
 from rollout_engine.store import open_run
 from rollout_engine.store.compact import END_MARK_BYTES
@@ -256,6 +257,25 @@ def test_a_run_whose_log_is_shorter_than_its_tables_is_not_run_again_over_them(l
     assert open_run(run).driver() is None
     Layout(run).compacted.unlink()
     open_run(run).start().close("interrupted")  # whoever wants its rollouts run again says so
+
+
+def test_a_copy_without_log_and_plan_has_the_scores_of_the_whole(run: Path) -> None:
+    before = read_scores(open_run(run))
+    for folder in (Layout(run).log, Layout(run).plan):
+        shutil.rmtree(folder)
+    found = read_scores(open_run(run))
+    order = np.lexsort((found.task_ids.to_pylist(), found.rounds))
+    assert [found.task_ids[row].as_py() for row in order] == sorted(before.task_ids.to_pylist())
+    rank = np.argsort(before.task_ids.to_pylist())
+    np.testing.assert_array_equal(found.kinds[order], before.kinds[rank])
+    np.testing.assert_array_equal(found.values[order], before.values[rank])
+
+
+def test_reading_a_run_whose_log_was_cut_names_the_segment(run: Path) -> None:
+    segment = Layout(run).segment(1, 0)
+    os.truncate(segment, 300)
+    with pytest.raises(RunError, match=f"{segment}: has 300 of the"):
+        read_scores(open_run(run))
 
 
 def test_a_segment_that_has_lost_its_end_mark_alone_is_whole(run: Path) -> None:
