@@ -61,7 +61,7 @@ class Standing:
         if self.alive and self.age_s is not None and self.age_s > STALE_S and self.state != STARTING:
             return f"the driver{self._whose()} has written no status for {self.age_s:.0f} s: it, or its disk, is stuck"
         if self.status is None and self.state != STARTING:
-            return "this run has no status.json (an older version made it); rollout show has its rollouts"
+            return "this run has no status.json (it is a copy, or an older version's); rollout show has its rollouts"
         return None
 
     @property

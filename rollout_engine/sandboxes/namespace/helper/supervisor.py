@@ -75,7 +75,7 @@ class Supervisor:
         except ValueError as error:
             self._reply(message, {"error": "value", "text": str(error)})
         except OSError as error:
-            self._reply(message, {"errno": error.errno or errno.EIO, "text": str(error)})
+            self._reply(message, {"errno": error.errno or errno.EIO, "text": error.strerror or str(error)})
         finally:
             message.drop()
 
@@ -242,7 +242,7 @@ class Supervisor:
         except archive.TooMuch as error:
             self._reply(message, {"errno": errno.EFBIG, "text": str(error)})
         except OSError as error:
-            self._reply(message, {"errno": error.errno or errno.EIO, "text": str(error)})
+            self._reply(message, {"errno": error.errno or errno.EIO, "text": error.strerror or str(error)})
         except Exception as error:
             self._reply(message, {"errno": errno.EIO, "text": repr(error)})
         finally:
