@@ -52,11 +52,12 @@ SLOW = (
     "test_metrics.py",
     "test_sandbox_tasks.py",
     "test_theory.py",
+    "test_watch.py",
     "store/test_kill.py",
     "nodes/",
     "chaos/",
 )
-"""Attacks, kills, leftovers and whole clusters, below tests/: `make test-all` and CI run them, `make test` does not."""
+"""Attacks, kills, leftovers, limits that are waited for, whole clusters: for `make test-all` and CI alone."""
 
 QUICK = {
     "test_output_and_success",
