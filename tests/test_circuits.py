@@ -482,6 +482,7 @@ async def test_a_verifier_that_never_works_is_given_up_and_no_score_is_zero() ->
     assert any("verifier tests.test_circuits:Needy was given up" in note for note in progress.notes)
 
 
+@pytest.mark.slow
 async def test_a_verifier_that_is_mended_goes_on_after_its_pause() -> None:
     Needy.raised, Needy.mended_after = 0, 8
     tasks = [task_of(task_id=f"t{n}", verifier={"type": "tests.test_circuits:Needy"}) for n in range(40)]

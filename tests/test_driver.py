@@ -289,6 +289,7 @@ async def test_an_endless_source_is_planned_no_further_than_plan_ahead() -> None
 # -- consumers --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_nothing_is_granted_while_a_consumer_is_behind_and_it_goes_on_once_it_reads() -> None:
     config = make_config(
         scripted(**SLOWER_THAN_COMMITS),
@@ -490,6 +491,7 @@ async def test_a_host_that_fails_for_a_while_is_asked_again_and_loses_nothing() 
     assert {row.retries for row in rows} == {0}
 
 
+@pytest.mark.slow
 async def test_a_host_that_stays_silent_for_longer_than_its_lease_is_lost() -> None:
     gate = Gate()
     config = make_config(host={"lease_s": 3.0}, **gated(gate))
@@ -596,6 +598,7 @@ async def test_a_host_that_comes_up_as_the_run_closes_is_stopped_too() -> None:
 # -- budgets ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_calls_at_a_server_never_exceed_the_limit_also_while_a_host_is_lost() -> None:
     options = {"skill": 1.0, "latency_ms": 15}
     solutions = {f"t{number}": str(number) for number in range(40)}
@@ -838,6 +841,7 @@ async def test_a_disk_that_refuses_ends_the_run_and_acknowledges_nothing() -> No
         assert seen == drive.driver.progress.done == len(drive.rows)
 
 
+@pytest.mark.slow
 async def test_a_run_in_which_nothing_ends_is_ended_and_says_what_everything_waits_for() -> None:
     gate = Gate()
     tasks = [task_of(task_id="verifies", verifier=gated_verifier(gate)), task_of(task_id="runs")]

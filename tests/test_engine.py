@@ -537,6 +537,7 @@ async def test_a_disk_that_refuses_ends_the_run_with_a_clear_error_and_it_can_be
     assert status_of(path) == "finished"
 
 
+@pytest.mark.slow
 async def test_a_run_that_is_stuck_says_what_it_waits_for() -> None:
     gate = Gate()
     async with make_engine(None, no_progress_s=2.0, **gated(gate)) as engine:

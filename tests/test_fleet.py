@@ -81,6 +81,7 @@ async def test_a_draining_host_gives_back_what_it_has_not_started_and_finishes_t
     assert sum(row.host_id == "host-0" for row in rows) == 3
 
 
+@pytest.mark.slow
 async def test_a_draining_host_hands_back_what_does_not_end_in_time_and_no_loss_is_counted(no_patience: None) -> None:
     gate, hosts = Gate(), Hosts(2)
     config = make_config(host={"slots": 4, "prefetch": 0.0}, retry={"max_host_losses": 0}, **gated(gate))

@@ -73,6 +73,7 @@ async def test_a_close_that_hangs_holds_up_no_row_and_the_reaper_removes_the_box
         await provider.gone()
 
 
+@pytest.mark.slow
 async def test_all_that_a_rollout_made_is_removed_at_once_so_that_two_that_hang_take_no_longer(tmp_path: Path) -> None:
     """The agent's sandbox and the verifier's; and what the verifier found is kept."""
     config = make_config(sandbox="local", limits={"close_s": 3.0})
@@ -86,6 +87,7 @@ async def test_all_that_a_rollout_made_is_removed_at_once_so_that_two_that_hang_
 
 
 @pytest.mark.parametrize("verify_hangs", [False, True])
+@pytest.mark.slow
 async def test_the_time_to_clean_up_is_inside_the_whole_rollouts_deadline(verify_hangs: bool, tmp_path: Path) -> None:
     gate = Gate()
     if not verify_hangs:

@@ -283,6 +283,7 @@ async def test_the_same_over_http() -> None:
     ]
 
 
+@pytest.mark.slow
 async def test_the_agents_time_cuts_a_command_and_the_prefix_is_verified() -> None:
     async def stuck(request: web.Request) -> web.StreamResponse:
         body = await request.json()

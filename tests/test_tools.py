@@ -426,6 +426,7 @@ async def test_an_mcp_server_that_floods_is_not_listened_to(sandbox: Sandbox) ->
         assert "it sent a message of more than 8 MiB" in await ask(tools, "flood")
 
 
+@pytest.mark.slow
 async def test_an_mcp_call_that_hangs_meets_its_limit(sandbox: Sandbox) -> None:
     async with await with_server(sandbox, SMALL, timeout_s=6.0) as tools:
         assert await ask(tools, "hang") == "[tool error] no answer within 6 s"

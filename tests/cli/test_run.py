@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from tests.cli.conftest import MODELS
 from tests.cli.inside import Inside
@@ -125,6 +126,7 @@ def test_a_spent_budget_is_told_and_gives_exit_code_1(inside: Inside) -> None:
     assert "budget of $3 is spent" in done.err
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_progress_is_a_block_that_goes_away(tmp_path: Path) -> None:
     write_tasks(tmp_path / "tasks.jsonl", 3)
     ours, theirs = pty.openpty()
@@ -144,6 +146,7 @@ def test_on_a_terminal_the_progress_is_a_block_that_goes_away(tmp_path: Path) ->
     assert b"\x1b[2K" in seen
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stuck_says_by_what_and_where_its_state_is(inside: Inside) -> None:
     write_tasks(inside.folder / "tasks.jsonl", 2)
     (inside.folder / "stuck.toml").write_text("no_progress_s = 4.0\n")

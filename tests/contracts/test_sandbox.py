@@ -169,6 +169,7 @@ class TestExec:
         )
         assert all(each.ok for each in met), met
 
+    @pytest.mark.slow
     async def test_the_event_loop_goes_on_meanwhile(self, sandbox: Sandbox) -> None:
         async def longest_turn() -> float:
             longest, last, stop = 0.0, time.thread_time(), asyncio.Event()
